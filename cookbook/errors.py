@@ -1,0 +1,33 @@
+"""Errors a user can act on.
+
+Every one of them prints as a single line that says what was wrong, where, and what to do.
+`cookbook.run` shows that line and exits with status 1; `debug=true` shows the traceback too.
+"""
+
+
+class CookbookError(Exception):
+    """Base of all errors that are the user's to mend. The message is one complete line."""
+
+
+class ConfigError(CookbookError):
+    """A configuration value is missing, unknown or inconsistent with another one."""
+
+
+class DataError(CookbookError):
+    """A dataset, a row of it, or a datum built from it is malformed."""
+
+
+class CapabilityError(CookbookError):
+    """The chosen backend cannot do what the recipe asks for."""
+
+
+class BackendError(CookbookError):
+    """A backend operation failed, or a client was used after `stop()`."""
+
+
+class CheckpointError(CookbookError):
+    """A checkpoint or run directory is missing, incomplete or belongs to another configuration."""
+
+
+class RewardError(CookbookError):
+    """A reward function failed in a way that says nothing about the completion it was scoring."""

@@ -1,0 +1,139 @@
+"""The vocabulary of rollouts. A group is several trajectories of one example; a trajectory is a list of transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NotRequired, TypedDict
+
+from cookbook.backends.types import StopReason
+
+Metrics = dict[str, float]
+
+
+class Message(TypedDict):
+    """One chat message, as the OpenAI chat format has it. A tool's result has the role "tool"."""
+
+    role: str
+    content: str
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+    reasoning_content: NotRequired[str]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A whole chat to learn from; its last message is the assistant's. `tools` are the functions it may call, in the OpenAI format.
+
+    `id` is stable across runs; `source` says where the chat stands ("train.jsonl:17") and "" if it was generated.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One problem of a dataset. `id` is stable across runs; `answer` is what a reward compares with (for GSM8K the gold number as text)."""
+
+    id: str
+    messages: tuple[Message, ...]
+    answer: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PreferencePair:
+    """Two completions of one prompt, `chosen` better than `rejected`; each begins and ends with an assistant's message.
+
+    `id` and `source` are as those of a `Conversation`.
+    """
+
+    id: str
+    prompt: tuple[Message, ...]
+    chosen: tuple[Message, ...]
+    rejected: tuple[Message, ...]
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class LabelledCompletion:
+    """One completion of a prompt, and whether it is one to encourage; otherwise as `PreferencePair`."""
+
+    id: str
+    prompt: tuple[Message, ...]
+    completion: tuple[Message, ...]
+    desirable: bool
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a reward sees of a sampled completion: its text without the ending token, and why it ended ("length" means truncated)."""
+
+    text: str
+    stop_reason: StopReason
+    num_tokens: int
+
+
+RewardStatus = Literal["correct", "partial", "wrong", "malformed", "error"]
+
+
+@dataclass(frozen=True)
+class RewardResult:
+    """A score and what it means. Status "error" says that the grader failed, not the completion: it carries no value into any baseline."""
+
+    value: float
+    status: RewardStatus
+    metrics: Metrics = field(default_factory=dict)
+
+
+Reward = Callable[[Completion, Example], "RewardResult | float"]
+"""A reward function. A plain float means: 1 is correct, 0 is wrong, anything else partial."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One turn: the exact prompt tokens, the sampled tokens with their sampling logprobs, and the reward for it."""
+
+    prompt_tokens: tuple[int, ...]
+    completion_tokens: tuple[int, ...]
+    sampling_logprobs: tuple[float, ...]
+    stop_reason: StopReason
+    text: str
+    reward: RewardResult
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode. Its reward is the sum over turns; its status is that of the last turn, or "error" if any turn's grader failed."""
+
+    transitions: tuple[Transition, ...]
+
+    @property
+    def reward(self) -> float:
+        return sum(transition.reward.value for transition in self.transitions)
+
+    @property
+    def status(self) -> RewardStatus:
+        statuses = [transition.reward.status for transition in self.transitions]
+        return "error" if "error" in statuses else statuses[-1]
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        return sum(len(transition.completion_tokens) for transition in self.transitions)
+
+    @property
+    def truncated(self) -> bool:
+        return any(transition.stop_reason == "length" for transition in self.transitions)
+
+
+@dataclass(frozen=True)
+class TrajectoryGroup:
+    """All trajectories sampled for one example in one step."""
+
+    example: Example
+    trajectories: tuple[Trajectory, ...]
