@@ -1,0 +1,178 @@
+"""Mathematical answers in LaTeX (`\\boxed{\\frac{1}{2}}`), judged by the math-verify package (extra `math`).
+
+math-verify calls SymPy, which on some expressions runs for hours and cannot be interrupted from Python, and its own
+time limit works in a main thread only. So it is never imported here: worker processes do the work and are killed when
+they take too long. Any thread may call the reward.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import queue
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cookbook.errors import ConfigError, DataError, RewardError
+from cookbook.types import Completion, Example, RewardResult
+from rewards.validation import expect_score
+
+WORKER = Path(__file__).with_name("latex_worker.py")
+
+STARTUP_S = 120.0
+"""How long a worker may take to import math-verify (slow on a cold or busy disk)."""
+
+
+class _WorkerTimeoutError(Exception):
+    """The worker gave no answer in time and was killed."""
+
+
+class _WorkerDiedError(Exception):
+    """The worker ended by itself in the middle of a request."""
+
+
+class _Worker:
+    """One worker process, started when first needed and again after every death. Used by one thread at a time."""
+
+    def __init__(self, memory_mb: int) -> None:
+        self._memory_mb = memory_mb
+        self._process: subprocess.Popen[str] | None = None
+
+    def send(self, request: dict[str, Any]) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._start()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+        except OSError as error:
+            self.kill()
+            raise _WorkerDiedError from error
+
+    def receive(self, timeout_s: float) -> dict[str, Any]:
+        """The next message of the worker. A worker that exceeds `timeout_s` is killed, whatever it is doing."""
+        process = self._process
+        assert process is not None and process.stdout is not None
+        timed_out = threading.Event()
+
+        def give_up() -> None:
+            timed_out.set()
+            process.kill()
+
+        timer = threading.Timer(timeout_s, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            line = process.stdout.readline()
+        finally:
+            timer.cancel()
+        if line.endswith("\n"):
+            return json.loads(line)
+        self.kill()
+        raise _WorkerTimeoutError if timed_out.is_set() else _WorkerDiedError
+
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _start(self) -> subprocess.Popen[str]:
+        # -P keeps this folder off the worker's module path, where math.py would hide the standard library's.
+        command = [sys.executable, "-P", str(WORKER), str(self._memory_mb)]
+        self.kill()
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8"
+        )
+        try:
+            ready = self.receive(STARTUP_S)
+        except (_WorkerTimeoutError, _WorkerDiedError) as error:
+            raise RewardError("rewards.latex.MathVerify: the worker process did not start; run its script to see why") from error
+        if ready["error"]:
+            raise RewardError(f"rewards.latex.MathVerify: the worker process could not import math-verify: {ready['error']}")
+        return self._process
+
+
+class MathVerify:
+    """1.0 when the completion's answer is mathematically equal to `example.answer`, else 0.0.
+
+    The answer is the content of the last `\\boxed{...}`; without one, what math-verify finds in the text (the last LaTeX
+    expression or number). The gold answer is LaTeX, with or without `$...$` or `\\boxed{...}` around it.
+
+    Status: correct, wrong, or malformed where no expression was found. An answer that parses or compares for longer
+    than `timeout_s` seconds would do so again, so it is malformed as well (`metrics["timeout"]` is 1.0). So is, or is
+    wrong, one that needs more than `memory_mb` (limited on Linux only). A worker that dies is an infrastructure error.
+
+    At most `workers` processes run at a time; a call waits for a free one, and that wait is not part of `timeout_s`.
+
+    Raises:
+        ConfigError: math-verify is not installed, or a setting is out of range.
+        DataError: the gold answer is no mathematical expression.
+        RewardError: a worker died, could not start, or could not read the gold answer in time.
+    """
+
+    def __init__(self, timeout_s: float = 5.0, workers: int = 2, memory_mb: int = 2048) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            raise ConfigError("rewards.latex.MathVerify needs the math-verify package: pip install -e '.[math]'")
+        for name, value in (("timeout_s", timeout_s), ("workers", workers), ("memory_mb", memory_mb)):
+            if not value > 0:
+                raise ConfigError(f"rewards.latex.MathVerify: {name}={value}: must be more than 0")
+        self._timeout_s = timeout_s
+        self._workers = [_Worker(memory_mb) for _ in range(workers)]
+        # Last in, first out: one thread needs only one process.
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._finalizer = weakref.finalize(self, _kill_all, self._workers)
+
+    def __call__(self, completion: Completion, example: Example) -> RewardResult:
+        with self._idle_worker() as worker:
+            try:
+                worker.send({"gold": example.answer, "text": completion.text, "timeout_s": self._timeout_s})
+                gold = worker.receive(self._timeout_s)
+            except _WorkerTimeoutError as error:
+                raise RewardError(f"rewards.latex.MathVerify: the gold answer of {example.id} took over {self._timeout_s:g} s") from error
+            except _WorkerDiedError as error:
+                raise RewardError("rewards.latex.MathVerify: the worker process died on a gold answer") from error
+            if not gold["parsed"]:
+                raise DataError(
+                    f"rewards.latex.MathVerify: the gold answer {example.answer[:80]!r} of {example.id} is no mathematical expression; "
+                    "mend the dataset"
+                )
+            try:
+                verdict = worker.receive(self._timeout_s)
+            except _WorkerTimeoutError:
+                return RewardResult(0.0, "malformed", {"timeout": 1.0})
+            except _WorkerDiedError as error:
+                raise RewardError("rewards.latex.MathVerify: the worker process died on a completion") from error
+        return RewardResult(float(verdict["status"] == "correct"), verdict["status"])
+
+    @contextmanager
+    def _idle_worker(self) -> Iterator[_Worker]:
+        worker = self._idle.get()
+        try:
+            yield worker
+        finally:
+            self._idle.put(worker)
+
+    def close(self) -> None:
+        """End the worker processes. Called by itself when the reward is collected or the program ends."""
+        self._finalizer()
+
+    def validate(self, examples: Iterable[Example]) -> None:
+        """Check that each gold answer, boxed, scores 1, and the same plus one scores 0. Raises DataError."""
+        for example in examples:
+            expect_score(self, f"\\boxed{{{example.answer}}}", example, 1.0)
+            expect_score(self, f"\\boxed{{{example.answer} + 1}}", example, 0.0)
+
+
+def _kill_all(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.kill()

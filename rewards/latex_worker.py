@@ -1,0 +1,87 @@
+"""The worker process of rewards.latex: reads a request a line from stdin, writes two messages a line to stdout.
+
+    -> {"gold": str, "text": str, "timeout_s": float}
+    <- {"parsed": bool}                                 whether the gold answer is an expression; if not, nothing follows
+    <- {"status": "correct" | "wrong" | "malformed"}    the verdict on the text
+
+The first message of all is {"error": str | null}, once math-verify is imported. Run as a script: python -P latex_worker.py MEMORY_MB
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+BOX = "\\boxed{"
+
+
+def last_box(text: str) -> str | None:
+    """The content of the last `\\boxed{...}`; "" where it never closes, None where there is no box. Linear time."""
+    start = text.rfind(BOX)
+    if start < 0:
+        return None
+    depth = 1
+    for position in range(start + len(BOX), len(text)):
+        character, before = text[position], text[position - 1]
+        if before != "\\" and character in "{}":
+            depth += 1 if character == "{" else -1
+            if depth == 0:
+                return text[start + len(BOX) : position]
+    return ""
+
+
+def boxed(answer: str) -> str:
+    """A gold answer as LaTeX that math-verify recognises."""
+    return answer if BOX in answer or "$" in answer else f"{BOX}{answer}}}"
+
+
+def main() -> None:
+    # Whatever a library prints must not come between the messages.
+    messages = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def reply(**message: Any) -> None:
+        messages.write(json.dumps(message) + "\n")
+        messages.flush()
+
+    try:
+        from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+    except ImportError as error:
+        reply(error=str(error))
+        return
+    if sys.platform == "linux":
+        # math-verify turns the MemoryError that follows into "no expression" or "not equal".
+        limit = int(sys.argv[1]) * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    extraction = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
+
+    def expressions(text: str) -> list[Any]:
+        # Its own limits are off: the parent's kill is the limit.
+        return parse(text, extraction, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+
+    def judge(gold: list[Any], text: str) -> str:
+        box = last_box(text)
+        answer = expressions(text if box is None else f"{BOX}{box}}}")
+        if not answer:
+            return "malformed"
+        return "correct" if verify(gold, answer, timeout_seconds=None) else "wrong"
+
+    reply(error=None)
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        # Should the parent be gone before its own limit strikes, the kernel ends this process: no handler, so it cannot be held up.
+        signal.setitimer(signal.ITIMER_REAL, 2 * request["timeout_s"] + 10)
+        gold = expressions(boxed(request["gold"]))
+        reply(parsed=bool(gold))
+        if gold:
+            reply(status=judge(gold, request["text"]))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+if __name__ == "__main__":
+    main()

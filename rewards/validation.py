@@ -1,0 +1,31 @@
+"""How a reward proves itself: it accepts the gold answer and rejects a perturbed one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+from cookbook.backends.types import StopReason
+from cookbook.errors import DataError
+from cookbook.scoring import as_result, reward_name
+from cookbook.types import Completion, Example, Reward
+
+
+@runtime_checkable
+class Validated(Protocol):
+    """A reward that can be checked against a dataset."""
+
+    def validate(self, examples: Iterable[Example]) -> None:
+        """Raises DataError naming the first example whose gold answer is not accepted or whose perturbed answer is."""
+        ...
+
+
+def expect_score(reward: Reward, text: str, example: Example, expected: float, stop_reason: StopReason = "eos") -> None:
+    """Raise DataError unless the completion `text` scores exactly `expected`."""
+    name = reward_name(reward)
+    result = as_result(reward(Completion(text, stop_reason, num_tokens=0), example), name)
+    if result.value != expected:
+        raise DataError(
+            f"{name}: {example.id} (gold answer {example.answer[:80]!r}) scores {result.value:g} ({result.status}) instead of {expected:g} "
+            f"for {text[-80:]!r}; the dataset's answers and this reward do not fit together"
+        )
