@@ -1,0 +1,121 @@
+"""Files that survive kill -9: appended lines, the cut a resumed run makes, atomic writes. And what must not get into them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+from cookbook.errors import CheckpointError
+
+REDACTED = "***"
+
+SECRET_KEY = re.compile(
+    r"(api|access|private|secret|signing|account)[_-]?key|secret|passw|passphrase|credential|authorization|bearer|cookie"
+    r"|^(auth|token)$|(access|auth|refresh|api)token$|(?<!eos)(?<!bos)(?<!pad)(?<!unk)(?<!sep)(?<!mask)(?<!stop)[_-]token$",
+    re.IGNORECASE,
+)
+URL_SECRET = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?<=[?&])([^=&\s]*(?:key|token|secret|passw|signature)[^=&\s]*=)[^&\s]+", re.IGNORECASE)
+SHORTEST_SECRET = 8
+"""Shorter values of secret environment variables are not looked for in text: they would hit ordinary words."""
+
+
+def write_atomically(path: Path, data: bytes | bytearray) -> None:
+    """Write a file so that a reader, or a run after a crash, sees all of the old content or all of the new."""
+    unfinished = path.with_name(f".{path.name}.tmp")
+    with unfinished.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Append records to a jsonl file and wait until they are on disk, so that no checkpoint is ever ahead of its metrics."""
+    lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+    with path.open("ab") as file:
+        file.write(lines.encode("ascii"))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a jsonl file, nothing where there is no file. Skips a half-written last line.
+
+    Raises:
+        CheckpointError: a line that is not a JSON object with an integer `step`.
+    """
+    if path.exists():
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    yield parse_line(path, number, line)
+
+
+def cut(path: Path, next_step: int) -> None:
+    """Keep the lines of steps before `next_step`, byte for byte; drop later ones and a last line without its end. Atomic.
+
+    Raises:
+        CheckpointError: as `read_lines`.
+    """
+    if next_step == 0:
+        path.unlink(missing_ok=True)
+    elif path.exists():
+        kept = bytearray()
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n") and parse_line(path, number, line)["step"] < next_step:
+                    kept += line
+        write_atomically(path, kept)
+
+
+def parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: line {number} is not JSON ({error}); mend or delete the line, then resume") from error
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        raise CheckpointError(f"{path}: line {number} has no integer `step`; mend or delete the line, then resume")
+    return record
+
+
+def plain_number(value: SupportsFloat) -> int | float | None:
+    """A number as JSON can hold it: exact, numpy scalars unwrapped, and None for NaN and infinities."""
+    if isinstance(value, Integral):
+        return int(value)
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def plain(value: Any) -> int | float | str | None:
+    """For `json.dumps(default=...)`: numpy scalars as numbers, anything else, such as a path, as text."""
+    return plain_number(value) if isinstance(value, Real) else str(value)
+
+
+def redact(value: Any) -> Any:
+    """A copy of a configuration as plain dicts and lists, with `***` for what looks like a secret.
+
+    Secrets are: what stands under a key such as `api_key`, `password` or `hf_token` (but not `max_tokens` or `pad_token`),
+    credentials in URLs, and the value of any environment variable with such a name, wherever it appears.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): REDACTED if inner is not None and SECRET_KEY.search(str(key)) else redact(inner) for key, inner in value.items()}
+    if isinstance(value, str):
+        return redact_text(value)
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [redact(inner) for inner in value]
+    return value
+
+
+def redact_text(text: str) -> str:
+    """`text` without credentials in URLs and without the values of secret environment variables."""
+    text = URL_SECRET.sub(lambda match: (match[1] or "") + REDACTED, text)
+    for name, secret in os.environ.items():
+        if len(secret) >= SHORTEST_SECRET and SECRET_KEY.search(name):
+            text = text.replace(secret, REDACTED)
+    return text
