@@ -146,6 +146,7 @@ class ForwardBackwardOutput:
 
     `metrics["loss:sum"]` is the loss itself: the sum over tokens and datums.
     `logprobs` at a position whose weight is zero may be 0.0: backends need not compute what no loss reads.
+    A critic's loss is `value`, and its outputs are `values`: its prediction of the return after each input token.
     """
 
     loss_fn_outputs: list[dict[str, np.ndarray]]

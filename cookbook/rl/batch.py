@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cookbook.backends.base import SamplingClient
-from cookbook.backends.types import Datum, ForwardBackwardOutput, ModelInput
+from cookbook.backends.types import Datum, ForwardBackwardOutput
 from cookbook.datums import policy_datums
+from cookbook.reference import full_sequence
 from cookbook.rl.advantages import GroupAdvantage, has_signal
 from cookbook.types import Metrics, Trajectory, TrajectoryGroup
 
@@ -62,9 +63,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
 
 def reference_logprobs(data: Sequence[Datum], reference: SamplingClient) -> list[np.ndarray]:
     """Per datum the reference's logprob (temperature 1) of each target token, shape `[length]`."""
-    futures = [
-        reference.compute_logprobs(ModelInput((*datum.model_input.tokens, int(datum.loss_fn_inputs["target_tokens"][-1])))) for datum in data
-    ]
+    futures = [reference.compute_logprobs(full_sequence(datum)) for datum in data]
     return [np.asarray(future.result()[1:], dtype=np.float32) for future in futures]
 
 

@@ -44,6 +44,12 @@ class Env(Protocol):
 EnvFactory = Callable[[Example], Env]
 
 
+class EnvMaker(Protocol):
+    """What `conf/env` names: makes one episode of an example."""
+
+    def __call__(self, example: Example, renderer: Renderer, reward: Reward, reward_retries: int) -> Env: ...
+
+
 @dataclass(frozen=True)
 class SingleTurn:
     """Makes single-turn episodes: one prompt, one completion, one reward. Chosen by `conf/env/single_turn.yaml`."""

@@ -62,6 +62,29 @@ def whiten(values: Sequence[np.ndarray], variance: Variance = "sample", shift_me
 
 
 @dataclass(frozen=True)
+class GAE:
+    """`gae` with its settings, as an advantage to choose: conf/advantage/gae.yaml. Needs a critic.
+
+    `whiten`: advantages are whitened over all tokens of a batch before they are trained on; returns never are.
+
+    Raises:
+        ConfigError: gamma or lam is not in [0, 1].
+    """
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    whiten: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "lam"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"advantage.{name}={getattr(self, name)}: must be in [0, 1]")
+
+    def __call__(self, rewards_T: np.ndarray, values_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return gae(rewards_T, values_T, self.gamma, self.lam)
+
+
+@dataclass(frozen=True)
 class ReinforcePP:
     """REINFORCE++ (Hu 2025, arXiv:2501.03262): the discounted return from each token on, whitened over the whole batch.
 

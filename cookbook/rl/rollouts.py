@@ -74,9 +74,7 @@ def _first_failure(failures: BaseExceptionGroup[BaseException]) -> BaseException
 class _Collection:
     """The state of one `collect`: what is shared by its concurrent episodes."""
 
-    def __init__(
-        self, sampler: SamplingClient, group_size: int, sampling_params: SamplingParams, seed_path: tuple[int | str, ...]
-    ) -> None:
+    def __init__(self, sampler: SamplingClient, group_size: int, sampling_params: SamplingParams, seed_path: tuple[int | str, ...]) -> None:
         self._sampler = sampler
         self._group_size = group_size
         self._sampling_params = sampling_params

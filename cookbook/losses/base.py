@@ -1,0 +1,131 @@
+"""What a built-in loss is, and how its settings, inputs and metrics are checked and reduced."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from cookbook.backends.types import Datum
+from cookbook.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The positions a loss is asked about, of whole datums laid end to end: N positions of S datums.
+
+    Attributes:
+        logprobs: log-probability of each target token under the weights being trained, float32 `[N]`, with gradient.
+        inputs: the datum's other per-token arrays at the same positions, each `[N]`; `weights` is always there.
+        segments: which datum a position belongs to, int64 `[N]`, ascending from 0. Losses over whole sequences
+            (a length-normalised ratio, say) reduce by it; per-token losses ignore it.
+    """
+
+    logprobs: torch.Tensor
+    inputs: Mapping[str, torch.Tensor]
+    segments: torch.Tensor
+
+
+@dataclass(frozen=True)
+class TokenLosses:
+    """What a loss returns: its value per position `[N]` (the loss is their sum), and metrics per position.
+
+    A metric's key is `name:reduction`; the values of all positions of an operation, however it was split, are
+    reduced together by `sum`, `mean`, `max` or `min`.
+    """
+
+    values: torch.Tensor
+    metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LossFunction:
+    """A built-in loss.
+
+    Attributes:
+        compute: from the positions and the complete settings to the values per position.
+        required: per-token arrays a datum must have. `weights` is always optional and defaults to 1.
+        gates: inputs of which a zero makes a position's loss and gradient zero, so that it need not be computed.
+        defaults: the settings and their default values.
+    """
+
+    compute: Callable[[TokenBatch, Mapping[str, float]], TokenLosses]
+    required: tuple[str, ...]
+    gates: tuple[str, ...]
+    defaults: Mapping[str, float] = field(default_factory=dict)
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` or nothing."""
+    close = difflib.get_close_matches(name, list(options), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def complete_config(loss_name: str, loss: LossFunction, config: Mapping[str, float] | None) -> dict[str, float]:
+    """The settings of a loss with defaults filled in; `temperature` (default 1) belongs to every loss.
+
+    Raises:
+        ConfigError: an unknown setting, a value that is no finite number, a temperature of 0 or less, crossed thresholds.
+    """
+    complete = {"temperature": 1.0, **loss.defaults}
+    for key, value in (config or {}).items():
+        if key not in complete:
+            raise ConfigError(
+                f"loss_fn_config of {loss_name!r}: unknown setting {key!r}{did_you_mean(key, complete)}; "
+                f"it takes {', '.join(sorted(complete))}"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"loss_fn_config of {loss_name!r}: {key} is {value!r}; it must be a finite number")
+        complete[key] = float(value)
+    if complete["temperature"] <= 0:
+        raise ConfigError(
+            f"loss_fn_config of {loss_name!r}: temperature is {complete['temperature']}; it must be above 0, the sampling temperature (1 for greedy)"
+        )
+    if complete.get("clip_low_threshold", 0.0) > complete.get("clip_high_threshold", math.inf):
+        raise ConfigError(
+            f"loss_fn_config of {loss_name!r}: clip_low_threshold {complete['clip_low_threshold']} is above "
+            f"clip_high_threshold {complete['clip_high_threshold']}; both are bounds of the ratio itself, such as 0.8 and 1.2"
+        )
+    return complete
+
+
+def check_inputs(loss_name: str, loss: LossFunction, known_inputs: Iterable[str], data: Sequence[Datum]) -> None:
+    """Refuse datums that lack an input of the loss, or carry one that no built-in loss knows: a misspelt `weights` would be ignored.
+
+    Raises:
+        DataError: naming the datum, the input and what the loss takes.
+    """
+    known = sorted(known_inputs)
+    for index, datum in enumerate(data):
+        for key in loss.required:
+            if key not in datum.loss_fn_inputs:
+                raise DataError(
+                    f"datum {index}: loss {loss_name!r} needs loss_fn_inputs {', '.join(loss.required)}; "
+                    f"{key!r} is missing (present: {', '.join(sorted(datum.loss_fn_inputs)) or 'none'})"
+                )
+        for key in datum.loss_fn_inputs:
+            if key not in known:
+                raise DataError(
+                    f"datum {index}: loss_fn_inputs holds {key!r}{did_you_mean(key, known)}, which no built-in loss reads; they read {', '.join(known)}"
+                )
+
+
+class MetricSums:
+    """Metrics of an operation, gathered over its micro-batches so that the split does not show in them."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[torch.Tensor]] = {}
+
+    def add(self, metrics: Mapping[str, torch.Tensor]) -> None:
+        for key, values in metrics.items():
+            self._parts.setdefault(key, []).append(values.detach())
+
+    def reduce(self) -> dict[str, float]:
+        """One number per key; the part after `:` says how."""
+        reductions = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
+        return {
+            key: float(reductions[key.partition(":")[2]](torch.cat(parts).cpu().double())) for key, parts in self._parts.items()
+        }

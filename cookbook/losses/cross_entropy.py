@@ -1,0 +1,12 @@
+"""Negative log-likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cookbook.losses.base import TokenBatch, TokenLosses
+
+
+def cross_entropy(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
+    """-w * lp per token."""
+    return TokenLosses(-batch.inputs["weights"] * batch.logprobs)

@@ -1,0 +1,27 @@
+from pathlib import Path
+
+import torch
+
+from cookbook.backends.base import ServiceClient
+from cookbook.backends.fake import FakeService
+from cookbook.backends.local import LocalService
+from tests.backend_contract import BackendContract
+
+
+class TestFakeBackend(BackendContract):
+    base_model = "fake"
+    learning_rate = 0.3
+
+    @classmethod
+    def make_service(cls, state_dir: Path) -> ServiceClient:
+        return FakeService(state_dir=str(state_dir))
+
+
+class TestLocalBackend(BackendContract):
+    base_model = "tiny"
+    learning_rate = 3e-3
+
+    @classmethod
+    def make_service(cls, state_dir: Path) -> ServiceClient:
+        torch.set_num_threads(1)  # for this small a model threads cost more than they bring, the more so beside other processes
+        return LocalService(device="cpu", dtype="float32", state_dir=str(state_dir))

@@ -1,0 +1,161 @@
+"""Order of operations, accumulation, the optimizer, and sessions beside one another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from cookbook.backends.base import ServiceClient, TrainingClient
+from cookbook.backends.types import Datum, ModelInput
+from cookbook.errors import CapabilityError, CookbookError
+
+if TYPE_CHECKING:
+    pass
+
+from tests.contract.harness import ContractHarness, Memoriser, NewClient, assert_close, assert_differ, known, logprobs_of, with_inputs
+
+
+class TrainingContract(ContractHarness):
+    def test_lists_its_base_model(self, service: ServiceClient) -> None:
+        assert self.base_model in service.list_base_models()
+
+    def test_fresh_policy_is_the_base_model(
+        self, service: ServiceClient, client: TrainingClient, data: list[Datum], prompt: ModelInput
+    ) -> None:
+        base = service.create_sampling_client(base_model=self.base_model)
+        expected = known(base.compute_logprobs(prompt).result(60))
+        fresh = client.save_weights_and_get_sampling_client()
+        assert_close(known(fresh.compute_logprobs(prompt).result(60)), expected, self.tolerance, "a fresh adapter changes nothing")
+
+    def test_sampling_client_wants_exactly_one_source(self, service: ServiceClient) -> None:
+        with pytest.raises(CookbookError):
+            service.create_sampling_client()
+        with pytest.raises(CookbookError):
+            service.create_sampling_client(base_model=self.base_model, model_path="x")
+
+    def test_refuses_what_its_capabilities_deny(self, service: ServiceClient) -> None:
+        if not service.capabilities.critic:
+            with pytest.raises(CapabilityError):
+                service.create_lora_training_client(self.base_model, role="critic")
+        if not service.capabilities.full_parameter:
+            with pytest.raises(CapabilityError):
+                service.create_lora_training_client(self.base_model, rank=None)
+
+    def test_sessions_do_not_touch_one_another(self, service: ServiceClient, new_client: NewClient, data: list[Datum]) -> None:
+        base = service.create_sampling_client(base_model=self.base_model)
+        base_prompt = ModelInput.from_ints([*data[0].model_input.tokens])
+        base_before = known(base.compute_logprobs(base_prompt).result(60))
+        alone_first, alone_second = new_client(), new_client()
+        self.train(alone_first, data[:1])
+        self.train(alone_second, data[1:])
+        first, second, idle = new_client(), new_client(), new_client()
+        before = self.logprobs(idle, data)
+        first.forward_backward(data[:1], "cross_entropy")
+        second.forward_backward(data[1:], "cross_entropy")
+        first.optim_step(self.smooth_adam())
+        second.optim_step(self.smooth_adam())
+        assert_close(self.logprobs(first, data), self.logprobs(alone_first, data), self.tolerance, "first of two interleaved sessions")
+        assert_close(self.logprobs(second, data), self.logprobs(alone_second, data), self.tolerance, "second of two interleaved sessions")
+        assert_close(self.logprobs(idle, data), before, self.tolerance, "a session that nobody trained")
+        assert_close(known(base.compute_logprobs(base_prompt).result(60)), base_before, self.tolerance, "the base model")
+        assert_differ(self.logprobs(first, data), before, self.tolerance, "training has an effect")
+
+    def test_full_parameter_session_leaves_the_base_alone(self, service: ServiceClient, data: list[Datum]) -> None:
+        if not service.capabilities.full_parameter:
+            pytest.skip("no full-parameter training")
+        base = service.create_sampling_client(base_model=self.base_model)
+        base_prompt = ModelInput.from_ints([*data[0].model_input.tokens])
+        base_before = known(base.compute_logprobs(base_prompt).result(60))
+        with service.create_lora_training_client(self.base_model, rank=None, seed=7) as client:
+            untrained = self.logprobs(client, data)
+            self.train(client, data)
+            trained = self.logprobs(client, data)
+            assert_differ(trained, untrained, self.tolerance, "full-parameter training has an effect")
+            path = client.save_state("full").result(60).path
+            sampler = client.save_weights_and_get_sampling_client()
+            assert_close(
+                known(sampler.compute_logprobs(base_prompt).result(60)), self.logprobs(client, data[:1])[:-1], self.tolerance, "sampler"
+            )
+            self.train(client, data)
+            continued = self.logprobs(client, data)
+        assert_close(known(base.compute_logprobs(base_prompt).result(60)), base_before, self.tolerance, "the base model")
+        with service.create_training_client_from_state(path, with_optimizer=True) as restored:
+            assert_close(self.logprobs(restored, data), trained, self.tolerance, "restored weights")
+            self.train(restored, data)
+            assert_close(self.logprobs(restored, data), continued, self.tolerance, "the next step after a restore")
+
+    def test_operations_run_in_call_order(self, new_client: NewClient, data: list[Datum]) -> None:
+        enqueued, stepwise = new_client(), new_client()
+        before = enqueued.forward(data, "cross_entropy")
+        backward = enqueued.forward_backward(data, "cross_entropy")
+        step = enqueued.optim_step(self.smooth_adam())
+        after = enqueued.forward(data, "cross_entropy")
+        enqueued.forward_backward(data, "cross_entropy")
+        enqueued.optim_step(self.smooth_adam())
+        last = enqueued.forward(data, "cross_entropy")
+        results = [logprobs_of(future.result(60)) for future in (last, after, before, backward)]  # awaited in another order
+        step.result(60)
+        assert step.done()
+        expected_before = self.logprobs(stepwise, data)
+        self.train(stepwise, data)
+        expected_after = self.logprobs(stepwise, data)
+        self.train(stepwise, data)
+        assert_close(results[0], self.logprobs(stepwise, data), self.tolerance, "forward after the second step")
+        assert_close(results[1], expected_after, self.tolerance, "forward after the first step")
+        assert_close(results[2], expected_before, self.tolerance, "forward before any step")
+        assert_close(results[3], expected_before, self.tolerance, "forward_backward before any step")
+        assert_differ(results[1], results[2], self.tolerance, "a step changes logprobs")
+
+    def test_gradients_accumulate_until_optim_step(self, new_client: NewClient, data: list[Datum]) -> None:
+        whole, halves, with_forward = new_client(), new_client(), new_client()
+        self.train(whole, data)
+        halves.forward_backward(data[:1], "cross_entropy")
+        self.train(halves, data[1:])
+        with_forward.forward_backward(data, "cross_entropy")
+        with_forward.forward(data[:1], "cross_entropy")
+        with_forward.optim_step(self.smooth_adam())
+        expected = self.logprobs(whole, data)
+        assert_close(self.logprobs(halves, data), expected, self.tolerance, "two halves are one whole")
+        assert_close(self.logprobs(with_forward, data), expected, self.tolerance, "forward adds no gradient")
+
+    def test_optim_step_clears_the_gradient(self, client: TrainingClient, data: list[Datum]) -> None:
+        self.train(client, data)
+        after = self.logprobs(client, data)
+        masked = [with_inputs(datum, weights=np.zeros(datum.model_input.length)) for datum in data]
+        self.train(client, masked, self.adam(beta1=0.0))  # without momentum a zero gradient moves nothing
+        assert_close(self.logprobs(client, data), after, self.tolerance / 10, "the second step had no gradient left")
+
+    def test_zero_gradient_and_no_decay_leave_the_weights(self, client: TrainingClient, data: list[Datum]) -> None:
+        before = self.logprobs(client, data)
+        masked = [with_inputs(datum, weights=np.zeros(datum.model_input.length)) for datum in data]
+        output = client.forward_backward(masked, "cross_entropy").result(60)
+        client.optim_step(self.adam()).result(60)
+        assert output.metrics["loss:sum"] == 0
+        assert_close(self.logprobs(client, data), before, self.tolerance / 10, "nothing to learn, nothing changed")
+
+    def test_weight_decay_is_decoupled(self, client: TrainingClient, data: list[Datum]) -> None:
+        before = self.logprobs(client, data)
+        self.train(client, data)
+        assert_differ(self.logprobs(client, data), before, self.tolerance, "a step changes logprobs")
+        masked = [with_inputs(datum, weights=np.zeros(datum.model_input.length)) for datum in data]
+        self.train(client, masked, self.adam(learning_rate=0.1, weight_decay=10.0, beta1=0.0))
+        assert_close(
+            self.logprobs(client, data), before, self.tolerance, "decay by learning_rate * weight_decay = 1 ends at the base model"
+        )
+
+    def test_gradient_clipping_scales_by_the_global_norm(self, new_client: NewClient, data: list[Datum]) -> None:
+        probe, clipped, halved = new_client(), new_client(), new_client()
+        probe.forward_backward(data, "cross_entropy")
+        metrics = probe.optim_step(self.smooth_adam()).result(60).metrics
+        if "grad_norm" not in metrics:
+            pytest.skip("no gradient norm reported")
+        self.train(clipped, data, self.smooth_adam(grad_clip_norm=metrics["grad_norm"] / 2))
+        self.train(halved, [with_inputs(datum, weights=np.full(datum.model_input.length, 0.5)) for datum in data])
+        assert_close(self.logprobs(clipped, data), self.logprobs(halved, data), self.tolerance, "clipped to half is half the gradient")
+        assert_differ(self.logprobs(clipped, data), self.logprobs(probe, data), self.tolerance, "clipping has an effect")
+
+    def test_learns_a_sequence(self, memoriser: Memoriser) -> None:
+        losses = memoriser.losses
+        assert losses[30] < 0.5 * losses[0], f"30 steps took the loss from {losses[0]:.2f} only to {losses[30]:.2f}"
