@@ -82,7 +82,8 @@ def complete_config(loss_name: str, loss: LossFunction, config: Mapping[str, flo
         complete[key] = float(value)
     if complete["temperature"] <= 0:
         raise ConfigError(
-            f"loss_fn_config of {loss_name!r}: temperature is {complete['temperature']}; it must be above 0, the sampling temperature (1 for greedy)"
+            f"loss_fn_config of {loss_name!r}: temperature is {complete['temperature']}; "
+            "it must be above 0: the temperature that was sampled with"
         )
     if complete.get("clip_low_threshold", 0.0) > complete.get("clip_high_threshold", math.inf):
         raise ConfigError(
@@ -109,7 +110,8 @@ def check_inputs(loss_name: str, loss: LossFunction, known_inputs: Iterable[str]
         for key in datum.loss_fn_inputs:
             if key not in known:
                 raise DataError(
-                    f"datum {index}: loss_fn_inputs holds {key!r}{did_you_mean(key, known)}, which no built-in loss reads; they read {', '.join(known)}"
+                    f"datum {index}: loss_fn_inputs holds {key!r}{did_you_mean(key, known)}, which no built-in loss reads; "
+                    f"they read {', '.join(known)}"
                 )
 
 
@@ -126,6 +128,4 @@ class MetricSums:
     def reduce(self) -> dict[str, float]:
         """One number per key; the part after `:` says how."""
         reductions = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
-        return {
-            key: float(reductions[key.partition(":")[2]](torch.cat(parts).cpu().double())) for key, parts in self._parts.items()
-        }
+        return {key: float(reductions[key.partition(":")[2]](torch.cat(parts).cpu().double())) for key, parts in self._parts.items()}
