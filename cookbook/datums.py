@@ -93,6 +93,16 @@ def supervised_datum(tokens: Sequence[int], learnt: Sequence[bool], max_length: 
     )
 
 
+def with_inputs(datum: Datum, **arrays: np.ndarray) -> Datum:
+    """The datum with per-token arrays added or replaced."""
+    return Datum(datum.model_input, {**datum.loss_fn_inputs, **arrays})
+
+
+def only_inputs(datum: Datum, keys: Sequence[str]) -> Datum:
+    """The datum with the per-token arrays that a loss reads, and no others."""
+    return Datum(datum.model_input, {key: datum.loss_fn_inputs[key] for key in keys})
+
+
 def scale_weights(data: Sequence[Datum], loss_agg: str, max_tokens: int) -> list[Datum]:
     """Turn the losses' sums into the mean that `loss_agg` names, over exactly the given datums.
 
@@ -116,5 +126,5 @@ def scale_weights(data: Sequence[Datum], loss_agg: str, max_tokens: int) -> list
             scale = 1 / (len(data) * max_tokens)
         else:
             raise ValueError(f"loss_agg={loss_agg}")
-        scaled.append(Datum(datum.model_input, {**datum.loss_fn_inputs, "weights": datum.loss_fn_inputs["weights"] * scale}))
+        scaled.append(with_inputs(datum, weights=datum.loss_fn_inputs["weights"] * scale))
     return scaled

@@ -144,6 +144,8 @@ class Renderer:
         The text is cut there and tokenized in pieces, as it is when a model samples: no token reaches from the prompt into the turn.
         """
         whole = self._template_text(messages, tools)
+        if any("tool_calls" in message for message in messages) and self._template_text(_with_other_calls(messages), tools) == whole:
+            raise DataError(f"the {self._format} does not write tool calls: leave such conversations out, or use another model")
         tokens: list[int] = []
         learnt: list[bool] = []
         done = 0
@@ -171,9 +173,6 @@ class Renderer:
         ending = max((token for token in self._special_tokens() if written.endswith(token)), key=len, default="")
         if not ending:
             raise ConfigError(f"the {self._format} ends no assistant turn with a special token, so a model could not learn to stop")
-        for call in message.get("tool_calls", []):
-            if call["function"]["name"] not in written:
-                raise DataError(f"the {self._format} does not write tool calls: leave such conversations out, or use another model")
         lead = _added_lead(written.removesuffix(ending), message)
         return len(before) + lead, len(before) + len(written)
 
@@ -225,6 +224,17 @@ def _with_decoded_arguments(message: Message) -> dict[str, Any]:
     if "tool_calls" in message:
         plain["tool_calls"] = [{**call, "function": _decoded(call["function"])} for call in message["tool_calls"]]
     return plain
+
+
+def _with_other_calls(messages: Sequence[Message]) -> list[Message]:
+    """The same conversation with every tool call naming another function."""
+    changed: list[Message] = []
+    for message in messages:
+        calls = [
+            {**call, "function": {**call["function"], "name": call["function"]["name"] + "_"}} for call in message.get("tool_calls", [])
+        ]
+        changed.append({**message, "tool_calls": calls} if calls else message)
+    return changed
 
 
 def _decoded(function: Mapping[str, Any]) -> dict[str, Any]:

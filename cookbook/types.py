@@ -119,8 +119,8 @@ class Trajectory:
 
     @property
     def status(self) -> RewardStatus:
-        statuses = [transition.reward.status for transition in self.transitions]
-        return "error" if "error" in statuses else statuses[-1]
+        failed = any(transition.reward.status == "error" for transition in self.transitions)
+        return "error" if failed else self.transitions[-1].reward.status
 
     @property
     def num_sampled_tokens(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cookbook.data.chat import BadRows
 from cookbook.data.generated import Draws, GeneratedSequence
 from cookbook.data.word_problems import WordProblems
 from cookbook.types import Example, Message, PreferencePair
@@ -48,5 +49,6 @@ class Courtesy:
 
     def __init__(self, *, seed: int = 0, train_size: int = 20_000, test_size: int = 1_000) -> None:
         problems = WordProblems(seed=seed, train_size=train_size, test_size=test_size)
+        self.bad_rows = BadRows()
         self.train: Sequence[PreferencePair] = GeneratedSequence(lambda index: _make_pair(problems.train[index]), train_size)
         self.test: Sequence[PreferencePair] = GeneratedSequence(lambda index: _make_pair(problems.test[index]), test_size)

@@ -33,6 +33,9 @@ class PreferenceDataset(Protocol):
     @property
     def test(self) -> Sequence[PreferencePair]: ...
 
+    @property
+    def bad_rows(self) -> BadRows: ...
+
 
 class LabelledDataset(Protocol):
     """Labelled completions in two disjoint splits. Both are indexable; item `i` is always the same completion."""
@@ -42,6 +45,9 @@ class LabelledDataset(Protocol):
 
     @property
     def test(self) -> Sequence[LabelledCompletion]: ...
+
+    @property
+    def bad_rows(self) -> BadRows: ...
 
 
 class PreferencePairs:
@@ -152,6 +158,7 @@ class Unpaired:
     """Pairs as labelled completions: item 2i is the chosen one of pair i, desirable; item 2i + 1 the rejected one, undesirable."""
 
     def __init__(self, pairs: PreferenceDataset) -> None:
+        self.bad_rows = pairs.bad_rows
         self.train: Sequence[LabelledCompletion] = _unpaired(pairs.train)
         self.test: Sequence[LabelledCompletion] = _unpaired(pairs.test)
 
