@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from cookbook.errors import CheckpointError
 class Checkpoint:
     """One line of `checkpoints.jsonl`.
 
-    `state_path` is what the backend's `save_state` returned; `loop_state` is what the loop needs besides the weights
-    (token counts, evaluations so far, seconds spent), as plain JSON.
+    `states` has for each training client ("policy", "critic") the path that the backend's `save_state` returned; `loop_state`
+    is what the loop needs besides the weights (token counts, evaluations so far, seconds spent), as plain JSON.
     """
 
     next_step: int
-    state_path: str
+    states: dict[str, str]
     loop_state: dict[str, Any] = field(default_factory=dict)
 
 
@@ -50,7 +51,9 @@ class CheckpointLog:
             try:
                 records.append(Checkpoint(**json.loads(line)))
             except (ValueError, TypeError) as error:
-                raise CheckpointError(f"{self._file}:{number}: not a checkpoint record ({error}); delete the line to go on without it") from error
+                raise CheckpointError(
+                    f"{self._file}:{number}: not a checkpoint record ({error}); delete the line to go on without it"
+                ) from error
         return records
 
     def latest(self) -> Checkpoint | None:
@@ -68,7 +71,11 @@ class CheckpointLog:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(self._file)
-        for path in {record.state_path for record in dropped} - {record.state_path for record in kept}:
+        for path in _paths(dropped) - _paths(kept):
             # A hosted service's saves have paths like tinker://...; those are the service's to keep.
             if Path(path).is_dir():
                 shutil.rmtree(path)
+
+
+def _paths(records: Sequence[Checkpoint]) -> set[str]:
+    return {path for record in records for path in record.states.values()}

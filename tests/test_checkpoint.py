@@ -7,7 +7,7 @@ from cookbook.errors import CheckpointError
 def save(tmp_path, step):
     folder = tmp_path / f"step-{step}"
     folder.mkdir()
-    return Checkpoint(step, str(folder), {"tokens": step})
+    return Checkpoint(step, {"policy": str(folder)}, {"tokens": step})
 
 
 def test_latest_is_what_was_appended_last(tmp_path):
@@ -15,7 +15,7 @@ def test_latest_is_what_was_appended_last(tmp_path):
     assert log.latest() is None
     for step in (5, 10):
         log.append(save(tmp_path, step), keep=2)
-    assert log.latest() == Checkpoint(10, str(tmp_path / "step-10"), {"tokens": 10})
+    assert log.latest() == Checkpoint(10, {"policy": str(tmp_path / "step-10")}, {"tokens": 10})
 
 
 def test_keep_forgets_old_saves_and_deletes_their_folders(tmp_path):
@@ -39,7 +39,7 @@ def test_a_line_cut_short_is_no_record(tmp_path):
     log = CheckpointLog(tmp_path)
     log.append(save(tmp_path, 5), keep=2)
     with (tmp_path / "checkpoints.jsonl").open("a") as stream:
-        stream.write('{"next_step": 10, "state_pa')
+        stream.write('{"next_step": 10, "sta')
     latest = log.latest()
     assert latest is not None and latest.next_step == 5
 

@@ -2,42 +2,72 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
-from cookbook.backends.base import SamplingClient, TrainingClient
+from cookbook.backends.base import SamplingClient, ServiceClient, TrainingClient
 from cookbook.backends.types import SamplingParams
-from cookbook.build import Parts
 from cookbook.checkpoint import Checkpoint, CheckpointLog
 from cookbook.config import RunConfig
 from cookbook.cost import BudgetExceeded, TokenLedger, cost_usd
+from cookbook.data.curriculum import Curriculum
 from cookbook.evaluate import evaluate_reward
 from cookbook.rendering import Renderer
 from cookbook.rl.env import EnvFactory
 from cookbook.rl.rollouts import Rollouts
-from cookbook.tracking import Tracker
+from cookbook.rl.seeds import derive_seed
+from cookbook.tracking import Logger, Tracker
 from cookbook.types import Example, Metrics
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CommonParts:
+    """What every loop is built from. A loop's own `Parts` adds the components it needs, named as in the configuration."""
+
+    service: ServiceClient
+    logger: Logger
 
 
 @dataclass
 class Session:
-    """One run in progress: the trained policy and all that is recorded about it."""
+    """One run in progress: what is trained, and all that is recorded about it."""
 
     config: RunConfig
-    parts: Parts
-    policy: TrainingClient
+    service: ServiceClient
+    clients: dict[str, TrainingClient]
     renderer: Renderer
     tracker: Tracker
     total_steps: int
+    checkpoint: Checkpoint | None
     next_step: int = 0
     ledger: TokenLedger = field(default_factory=TokenLedger)
     evaluations: dict[str, Metrics] = field(default_factory=dict)
     seconds_before: float = 0.0
     started: float = field(default_factory=time.monotonic)
+    curriculum: Curriculum | None = None
+    curriculum_state: dict[str, Any] | None = None
+    """As it was at the last step's end: a checkpoint made within a step repeats that step."""
+
+    @property
+    def policy(self) -> TrainingClient:
+        return self.clients["policy"]
+
+    def critic(self) -> TrainingClient:
+        """A second training client with a value head, from the checkpoint where there is one; saved along with the policy."""
+        if self.checkpoint:
+            client = self.service.create_training_client_from_state(self.checkpoint.states["critic"], with_optimizer=True)
+        else:
+            lora, seed = self.config.lora, derive_seed(self.config.seed, "critic")
+            client = self.service.create_lora_training_client(self.config.model.base_model, lora.rank, lora.alpha, seed, role="critic")
+        self.clients["critic"] = client
+        return client
 
     @property
     def wall_s(self) -> float:
@@ -48,17 +78,21 @@ class Session:
         self.ledger.add(prefill=rollouts.num_prefill_tokens, sampled=rollouts.num_sampled_tokens)
         self.tracker.log_rollouts(step, rollouts.groups)
 
-    def record_evaluation(self, when: Literal["before", "step", "after"], step: int, metrics: Metrics) -> None:
-        """`step` is the number of training steps taken so far; the summary keeps "before" and "after"."""
+    def record_evaluation(self, step: int, metrics: Metrics) -> None:
+        """`step` is the number of training steps taken so far; the summary keeps the evaluations before the first and after the last."""
+        when: Literal["before", "step", "after"] = "after" if step == self.total_steps else "step" if step else "before"
         if when != "step":
             self.evaluations[when] = metrics
         self.tracker.log_evaluation(when, step, metrics)
 
     def save(self, next_step: int) -> None:
         """Make a checkpoint from which the run goes on at `next_step`."""
-        saved = self.policy.save_state(f"step-{next_step:06d}").result()
-        state = {"evaluations": self.evaluations, "tokens": self.ledger.as_dict(), "wall_s": self.wall_s}
-        CheckpointLog(Path(self.config.run_dir)).append(Checkpoint(next_step, saved.path, state), self.config.checkpoint.keep)
+        run = re.sub(r"[^\w.-]", "_", Path(self.config.run_dir).name)  # the stages of a pipeline share one service
+        saves = {role: client.save_state(f"{run}-step-{next_step:06d}-{role}") for role, client in self.clients.items()}
+        states = {role: save.result().path for role, save in saves.items()}
+        loop_state = {"evaluations": self.evaluations, "tokens": self.ledger.as_dict(), "wall_s": self.wall_s}
+        loop_state["curriculum"] = self.curriculum_state
+        CheckpointLog(Path(self.config.run_dir)).append(Checkpoint(next_step, states, loop_state), self.config.checkpoint.keep)
 
     def step_done(self, next_step: int) -> None:
         """Count the step; save where `checkpoint.every` or the end says so; stop where the budget does.
@@ -67,6 +101,8 @@ class Session:
             BudgetExceeded: the run has used more tokens or money than `budget` allows; a checkpoint is left.
         """
         self.next_step = next_step
+        if self.curriculum:
+            self.curriculum_state = self.curriculum.state()
         every = self.config.checkpoint.every
         try:
             self.config.budget.check(self.ledger, self.config.prices)
@@ -85,7 +121,7 @@ class Session:
             "seed": config.seed,
             "backend": config.backend["_target_"],
             "model": config.model.base_model,
-            "dataset": config.dataset["_target_"],
+            "dataset": config.dataset["_target_"] if config.dataset else None,
             "steps": self.next_step,
             "eval": self.evaluations,
             "tokens": self.ledger.as_dict(),
@@ -95,24 +131,33 @@ class Session:
 
 
 @contextmanager
-def open_session(config: RunConfig, parts: Parts, total_steps: int) -> Iterator[Session]:
-    """Begin a run, or go on from its newest checkpoint; in the end write the summary, also when the loop raises."""
+def open_session(
+    config: RunConfig,
+    parts: CommonParts,
+    total_steps: int,
+    headline: Sequence[str] = ("reward/mean",),
+    curriculum: Curriculum | None = None,
+) -> Iterator[Session]:
+    """Begin a run, or go on from its newest checkpoint; in the end write the summary, also when the loop raises.
+
+    A `curriculum` is brought to where the checkpoint left it, and saved with every further one.
+    """
     checkpoint = CheckpointLog(Path(config.run_dir)).latest()
     next_step = checkpoint.next_step if checkpoint else 0
-    tracker = Tracker(Path(config.run_dir), asdict(config), [parts.logger], total_steps, next_step=next_step)
-    if checkpoint:
-        policy = parts.service.create_training_client_from_state(checkpoint.state_path, with_optimizer=True)
-    else:
-        policy = parts.service.create_lora_training_client(
-            config.model.base_model, rank=config.lora.rank, alpha=config.lora.alpha, seed=config.seed
-        )
-    with policy:
+    with (
+        Tracker(Path(config.run_dir), asdict(config), [parts.logger], total_steps, headline, next_step) as tracker,
+        _policy(config, parts.service, checkpoint) as policy,
+    ):
         renderer = Renderer(policy.get_tokenizer(), config.model.renderer, config.model.name)
-        session = Session(config, parts, policy, renderer, tracker, total_steps, next_step)
+        session = Session(config, parts.service, {"policy": policy}, renderer, tracker, total_steps, checkpoint, next_step)
         if checkpoint:
             session.ledger = TokenLedger.from_dict(checkpoint.loop_state["tokens"])
             session.evaluations = checkpoint.loop_state["evaluations"]
             session.seconds_before = checkpoint.loop_state["wall_s"]
+        if curriculum:
+            if checkpoint:
+                curriculum.restore(checkpoint.loop_state["curriculum"])
+            session.curriculum, session.curriculum_state = curriculum, curriculum.state()
         try:
             yield session
         except BaseException as error:
@@ -121,21 +166,42 @@ def open_session(config: RunConfig, parts: Parts, total_steps: int) -> Iterator[
         tracker.finish(session.summary("completed"))
 
 
+def _policy(config: RunConfig, service: ServiceClient, checkpoint: Checkpoint | None) -> TrainingClient:
+    if checkpoint:
+        return service.create_training_client_from_state(checkpoint.states["policy"], with_optimizer=True)
+    if config.start_from:
+        return service.create_training_client_from_state(config.start_from)
+    return service.create_lora_training_client(config.model.base_model, rank=config.lora.rank, alpha=config.lora.alpha, seed=config.seed)
+
+
+def reference_sampler(config: RunConfig, service: ServiceClient) -> SamplingClient:
+    """A sampler of the policy as it was before the first step: the base model, or what the run started from."""
+    if not config.start_from:
+        return service.create_sampling_client(base_model=config.model.base_model)
+    with service.create_training_client_from_state(config.start_from) as start:
+        return start.save_weights_and_get_sampling_client()
+
+
+def evaluation_due(config: RunConfig, step: int) -> bool:
+    """Before the first step, and every `eval.every` steps."""
+    return step == 0 or (config.eval.every > 0 and step % config.eval.every == 0)
+
+
 def evaluate_policy(
-    session: Session, when: Literal["before", "step", "after"], step: int, sampler: SamplingClient, make_env: EnvFactory, max_tokens: int
+    session: Session, examples: Sequence[Example], step: int, sampler: SamplingClient, make_env: EnvFactory, max_tokens: int
 ) -> None:
-    """Score one completion of each of the first `eval.examples` held-out examples; `max_tokens` where `eval.max_tokens` is null."""
+    """Score one completion of each of the first `eval.examples` examples; `max_tokens` where `eval.max_tokens` is null."""
     config = session.config
-    examples = held_out(session.parts.dataset.test, config.eval.examples)
+    examples = held_out(examples, config.eval.examples)
     if not examples:
         return
     params = SamplingParams(max_tokens=config.eval.max_tokens or max_tokens, temperature=config.eval.temperature)
     evaluation = evaluate_reward(sampler, examples, make_env, params, config.seed)
     session.ledger.add(prefill=evaluation.rollouts.num_prefill_tokens, sampled=evaluation.rollouts.num_sampled_tokens)
-    session.record_evaluation(when, step, evaluation.metrics)
+    session.record_evaluation(step, evaluation.metrics)
 
 
-def held_out(examples: Sequence[Example], limit: int) -> list[Example]:
+def held_out(examples: Sequence[T], limit: int) -> list[T]:
     """The first `limit` examples; all of them where there are fewer."""
     return [examples[index] for index in range(min(limit, len(examples)))]
 

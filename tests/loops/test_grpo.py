@@ -9,10 +9,9 @@ import pytest
 
 from cookbook.backends.fake import FakeService
 from cookbook.backends.types import AdamParams
-from cookbook.build import Parts
-from cookbook.checkpoint import CheckpointLog
 from cookbook.config import CheckpointConfig, EvalConfig, GRPOConfig, ModelConfig, RunConfig, validate
 from cookbook.cost import Budget, BudgetExceeded
+from cookbook.data.curriculum import Shuffled
 from cookbook.data.word_problems import WordProblems
 from cookbook.errors import ConfigError, RewardError
 from cookbook.loops import grpo
@@ -21,6 +20,7 @@ from cookbook.rl.advantages import MeanCentered
 from cookbook.rl.env import SingleTurn
 from cookbook.tracking import NoLogger
 from cookbook.types import RewardResult
+from tests.loops.harness import Killed, assert_same_run, metric_lines
 
 STEPS = 6
 
@@ -28,10 +28,6 @@ STEPS = 6
 def share_of_vowels(completion, example):
     """Learnable by a bigram model: the share of vowels in the completion."""
     return float(np.mean([letter in "aeiou" for letter in completion.text])) if completion.text else 0.0
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing in the loop may tidy up after it that a real kill would prevent."""
 
 
 def configured(run_dir: Path, **loop) -> RunConfig:
@@ -54,11 +50,11 @@ def configured(run_dir: Path, **loop) -> RunConfig:
     )
 
 
-def parts(config: RunConfig, reward=share_of_vowels, loss="importance_sampling", **capabilities) -> Parts:
+def parts(config: RunConfig, reward=share_of_vowels, loss="importance_sampling", **capabilities) -> grpo.Parts:
     service = FakeService(state_dir=f"{config.run_dir}/checkpoints")
     if capabilities:
         service._capabilities = replace(service.capabilities, **capabilities)
-    return Parts(service, WordProblems(), SingleTurn(), reward, BuiltinLoss(loss), MeanCentered(), NoLogger(), grpo.run)
+    return grpo.Parts(service, NoLogger(), WordProblems(), SingleTurn(), reward, BuiltinLoss(loss), MeanCentered(), Shuffled())
 
 
 def run(config: RunConfig, **changes) -> Path:
@@ -66,20 +62,8 @@ def run(config: RunConfig, **changes) -> Path:
     return Path(config.run_dir)
 
 
-def metric_lines(run_dir: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
-
-
 def rewards(run_dir: Path) -> list[float]:
     return [line["reward/mean"] for line in metric_lines(run_dir) if "reward/mean" in line]
-
-
-def final_save(run_dir: Path) -> dict[str, bytes]:
-    """The files of the last checkpoint: weights and optimizer."""
-    checkpoint = CheckpointLog(run_dir).latest()
-    assert checkpoint is not None and checkpoint.next_step == STEPS
-    return {path.name: path.read_bytes() for path in Path(checkpoint.state_path).iterdir()}
 
 
 def test_the_reward_rises_and_the_ratio_is_one(tmp_path):
@@ -112,12 +96,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, killed_at):
         run(config, reward=lethal)
     resumed = run(config)
 
-    assert metric_lines(resumed) == metric_lines(whole)
-    assert (resumed / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
-    summaries = [json.loads((run_dir / "summary.json").read_text()) for run_dir in (resumed, whole)]
-    for key in ("eval", "tokens", "steps", "status"):
-        assert summaries[0][key] == summaries[1][key]
-    assert final_save(resumed) == final_save(whole)
+    assert_same_run(resumed, whole)
 
 
 def test_the_same_run_twice_is_the_same(tmp_path):
@@ -184,7 +163,7 @@ def test_rewards_that_never_differ_teach_nothing_and_say_so(tmp_path):
     run_dir = run(configured(tmp_path / "run", steps=2), reward=lambda completion, example: 0.0)
     lines = [line for line in metric_lines(run_dir) if "groups/total" in line]
     assert all(line["groups/without_signal"] == 4 and "optim/grad_norm" not in line for line in lines)
-    assert "no group had two different rewards" in (run_dir / "console.log").read_text()
+    assert "all rewards of this step are the same" in (run_dir / "console.log").read_text()
 
 
 @pytest.mark.parametrize(
