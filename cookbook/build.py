@@ -34,12 +34,16 @@ SCALARS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "b
 """Annotations that a value is checked against before its target is called, and what fits them."""
 
 
-def build(config: RunConfig, service: ServiceClient | None = None) -> tuple[Loop, CommonParts]:
+def build(config: RunConfig, shared_service: ServiceClient | None = None) -> tuple[Loop, CommonParts]:
     """The loop of a run and the parts it asks for. Cheap: a service loads no weights before its first client, and it is
     validated against first.
 
     A loop is a function `loop(config, parts)`; the dataclass that annotates `parts` names the components it needs, as they
     are called in the configuration. A component that the loop has no use for may not be chosen.
+
+    Args:
+        config: the run.
+        shared_service: a running service to use instead of a new one of `config.backend`, as the stages of a pipeline do.
 
     Raises:
         ConfigError: a component is missing or not used, has an unknown or a missing argument, or its `_target_` does not import;
@@ -61,13 +65,12 @@ def build(config: RunConfig, service: ServiceClient | None = None) -> tuple[Loop
 
     logger = _instantiate(config.logger, "logger")
     logger.check()
-    own_service = service is None
-    service = service or _instantiate(config.backend, "backend")
+    service: ServiceClient = _instantiate(config.backend, "backend") if shared_service is None else shared_service
     try:
         validate(config, service.capabilities)
         components = {name: _instantiate(getattr(config, name), name) for name in needed}
     except BaseException:
-        if own_service:
+        if shared_service is None:
             service.stop()
         raise
     return loop, parts_type(service=service, logger=logger, **components)

@@ -17,7 +17,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from cookbook.config import RunConfig
+from cookbook.config import RunConfig, register_schemas
 from cookbook.errors import ConfigError
 from cookbook.suggest import did_you_mean
 
@@ -188,6 +188,7 @@ def compose_recipe(recipe: str, scale: str, chosen_groups: Mapping[str, str], se
     overrides = [f"recipe={recipe}", f"scale={scale}", *(f"{group}={option}" for group, option in chosen_groups.items())]
     overrides += [f"{key}={json.dumps(value)}" for key, value in _leaves(settings)]
     overrides += scale_override(overrides)
+    register_schemas()
     try:
         in_hydra = GlobalHydra.instance().is_initialized()  # as inside a run; then conf/ is set already
         with nullcontext() if in_hydra else initialize_config_dir(str(CONF), version_base="1.3"):

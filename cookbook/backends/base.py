@@ -174,7 +174,10 @@ class ServiceClient(Protocol):
     def create_lora_training_client(
         self, base_model: str, rank: int | None = 32, alpha: float = 64, seed: int | None = None, role: Role = "policy"
     ) -> TrainingClient:
-        """A new training session: a LoRA adapter of `rank` and `alpha` on `base_model`, initialised from `seed`; rank None trains every weight."""
+        """A new training session: a LoRA adapter of `rank` and `alpha` on `base_model`, initialised from `seed`.
+
+        Rank None trains every weight.
+        """
         ...
 
     def create_training_client_from_state(self, path: str, with_optimizer: bool = False) -> TrainingClient:

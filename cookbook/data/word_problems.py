@@ -15,7 +15,7 @@ from cookbook.data.generated import Draws, GeneratedSequence, is_held_out
 from cookbook.errors import DataError
 from cookbook.types import Example, Message
 
-LARGEST = 40
+LARGEST = 30
 """No number in a problem or its solution exceeds this."""
 
 NAMES = ("Ada", "Ben", "Cara", "Dan", "Eva", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kim", "Leo", "Mia", "Noah", "Olga", "Paul")
@@ -43,7 +43,7 @@ TEMPLATES = (
             "{name} has {a} {things}. {other} gives {name} {b} more. How many {things} does {name} have now?",
             "{name} found {a} {things} on Monday and {b} on Tuesday. How many {things} did {name} find in all?",
         ),
-        {"a": (3, 48), "b": (2, 12)},
+        {"a": (3, 28), "b": (2, 12)},
         (("Total", "a", "+", "b"),),
     ),
     Template(
@@ -52,7 +52,7 @@ TEMPLATES = (
             "{name} has {a} {things} and gives {b} to {other}. How many {things} does {name} have left?",
             "There were {a} {things} in a box. {name} took {b} of them. How many {things} are left?",
         ),
-        {"a": (5, 60), "b": (2, 12)},
+        {"a": (5, 30), "b": (2, 12)},
         (("Left", "a", "-", "b"),),
     ),
     Template(
@@ -70,7 +70,7 @@ TEMPLATES = (
             "{name} shares {a} {things} equally among {b} friends. How many {things} does each friend get?",
             "{name} puts {a} {things} into {b} boxes, the same number in each. How many {things} are in a box?",
         ),
-        {"a": (4, 60), "b": (2, 9)},
+        {"a": (4, 30), "b": (2, 9)},
         (("Each", "a", "/", "b"),),
     ),
     Template(
@@ -79,7 +79,7 @@ TEMPLATES = (
             "{name} has {a} {things}, gets {b} more and gives {c} to {other}. How many {things} does {name} have now?",
             "{name} had {a} {things}. {other} brought {b} more, and then {c} were lost. How many {things} are left?",
         ),
-        {"a": (3, 40), "b": (2, 12), "c": (2, 12)},
+        {"a": (3, 28), "b": (2, 12), "c": (2, 12)},
         (("Total", "a", "+", "b"), ("Left", "1", "-", "c")),
     ),
     Template(
@@ -106,7 +106,7 @@ TEMPLATES = (
             "{name} buys {a} {things} at ${b} each and pays with ${c}. How many dollars does {name} get back?",
             "{name} had ${c} and bought {a} {things} for ${b} each. How many dollars does {name} have left?",
         ),
-        {"a": (2, 6), "b": (2, 6), "c": (10, 40)},
+        {"a": (2, 6), "b": (2, 6), "c": (10, 30)},
         (("Cost", "a", "*", "b"), ("Left", "c", "-", "1")),
     ),
     Template(
@@ -134,7 +134,7 @@ TEMPLATES = (
             " How many {things} does {name} have?",
             "{a} {things} are put equally into {b} boxes. {name} adds {c} to one box. How many {things} are in that box?",
         ),
-        {"a": (4, 60), "b": (2, 9), "c": (2, 12)},
+        {"a": (4, 30), "b": (2, 9), "c": (2, 12)},
         (("Each", "a", "/", "b"), ("Total", "1", "+", "c")),
     ),
     Template(
@@ -181,7 +181,7 @@ TEMPLATES = (
             "{name} has ${a}, buys {b} {things} at ${c} each and then earns ${d}. How many dollars does {name} have now?",
             "{name} had ${a} and bought {b} {things} for ${c} each. {other} then gave {name} ${d}. How many dollars does {name} have?",
         ),
-        {"a": (10, 40), "b": (2, 6), "c": (2, 6), "d": (2, 12)},
+        {"a": (10, 30), "b": (2, 6), "c": (2, 6), "d": (2, 12)},
         (("Cost", "b", "*", "c"), ("Left", "a", "-", "1"), ("Total", "2", "+", "d")),
     ),
 )
@@ -221,7 +221,13 @@ def _make_example(seed: int, split: Split, index: int) -> Example:
         id=f"word_problems/{seed}/{split}/{index}",
         messages=(Message(role="user", content=question),),
         answer=answer,
-        extra={"solution": solution, "steps": len(template.steps), "template": template.name, "phrasing": phrasing, "numbers": tuple(numbers.values())},
+        extra={
+            "solution": solution,
+            "steps": len(template.steps),
+            "template": template.name,
+            "phrasing": phrasing,
+            "numbers": tuple(numbers.values()),
+        },
     )
 
 

@@ -32,5 +32,5 @@ def _conversations(examples: Sequence[Example], size: int | None) -> Sequence[Co
 
 def _conversation(example: Example) -> Conversation:
     if "solution" not in example.extra:
-        raise DataError(f"{example.id}: has no worked answer (extra['solution']); choose a dataset that has, such as word_problems or gsm8k")
+        raise DataError(f"{example.id}: has no worked answer in extra['solution']; choose a dataset that has, such as gsm8k")
     return Conversation(example.id, (*example.messages, {"role": "assistant", "content": example.extra["solution"]}), source=example.id)

@@ -1,7 +1,8 @@
 """Several recipes in a row, each starting from the weights that the last one ended with.
 
-The stages are YAML: a recipe, and what is different about it here. Model, adapter, backend, seed, logger, prices and budget are those of the
-pipeline. Every stage is a run of its own in a folder of its own, so each can be resumed; a finished one is not repeated.
+The stages are YAML: a recipe, and what is different about it here. Model, adapter, backend, seed, logger, prices and budget
+are those of the pipeline. Every stage is a run of its own in a folder of its own, so each can be resumed; a finished one is
+not repeated.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ import torch
 
 from cookbook.backends.base import CustomLoss
 from cookbook.backends.types import Datum
-from cookbook.losses import TokenBatch, resolve_loss
+from cookbook.losses.base import TokenBatch
+from cookbook.losses.builtin import resolve_loss
 from cookbook.losses.spec import BuiltinLoss
 
 

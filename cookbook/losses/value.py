@@ -30,5 +30,5 @@ def value(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
     return TokenLosses(weights * squares / 2, {key: entry.detach() for key, entry in metrics.items()})
 
 
-VALUE = LossFunction(value, ("old_values", "returns"), ("weights",), {"clip_range": 0.2})
+VALUE = LossFunction(value, ("target_tokens", "old_values", "returns"), ("weights",), {"clip_range": 0.2})
 """`value` as a built-in loss of a critic session, which computes `values` itself."""

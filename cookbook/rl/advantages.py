@@ -29,7 +29,8 @@ class MeanCentered:
 
 
 class StdNormalized:
-    """A_i = (R_i - mean(R)) / (std(R) + eps) (GRPO, Shao et al. 2024, arXiv:2402.03300, section 4.1.2), with the sample standard deviation."""
+    """A_i = (R_i - mean(R)) / (std(R) + eps), with the sample standard deviation (GRPO, Shao et al. 2024, arXiv:2402.03300, section
+    4.1.2)."""
 
     def __init__(self, eps: float = 1e-4) -> None:
         self.eps = eps

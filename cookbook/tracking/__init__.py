@@ -5,4 +5,14 @@ from cookbook.tracking.loggers import Logger, NoLogger, TensorBoardLogger, Track
 from cookbook.tracking.records import redact, write_atomically
 from cookbook.tracking.tracker import Tracker
 
-__all__ = ["Logger", "NoLogger", "TensorBoardLogger", "Tracker", "TrackioLogger", "WandbLogger", "combine_runs", "redact", "write_atomically"]
+__all__ = [
+    "Logger",
+    "NoLogger",
+    "TensorBoardLogger",
+    "Tracker",
+    "TrackioLogger",
+    "WandbLogger",
+    "combine_runs",
+    "redact",
+    "write_atomically",
+]

@@ -47,13 +47,15 @@ def test_gradients_equal_finite_differences(loss_fn: str, temperature: float) ->
         "weights": rng.choice([0.5, 1.0, 2.0], 40),
         "logprobs": start + rng.choice([-0.5, -0.1, 0.1, 0.5, 2.0], 40),  # ratios away from every clip's corner
         "advantages": rng.normal(size=40),
+        "datum": np.repeat([0, 1, 2], [5, 20, 15]),
     }
-    config = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-    frozen = LOSSES[loss_fn].terms(start, inputs, config)[1]  # cispo's coefficient is a constant of the derivative
+    config = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "dual_clip": 3.0, "beta": 0.05}
+    frozen = LOSSES[loss_fn].terms(start, inputs, config)[1]
+    coefficient_is_constant = loss_fn in ("cispo", "gspo_token")
 
     def loss(changed: np.ndarray) -> float:
         logprobs = target_logprobs(changed, previous, targets, temperature)
-        return float((frozen * logprobs).sum() if loss_fn == "cispo" else LOSSES[loss_fn].terms(logprobs, inputs, config)[0].sum())
+        return float((frozen * logprobs).sum() if coefficient_is_constant else LOSSES[loss_fn].terms(logprobs, inputs, config)[0].sum())
 
     gradient = logits_gradient(logits, previous, targets, frozen, temperature)
     direction = rng.standard_normal(logits.shape)
@@ -123,7 +125,7 @@ def test_a_base_models_samples_are_text_that_ends() -> None:
     ("operation", "kind", "says"),
     [
         (lambda c: c.forward([datum()], "cross_entrpy"), CapabilityError, "did you mean 'cross_entropy'"),
-        (lambda c: c.forward([datum()], "dro"), CapabilityError, "use one of: cispo, cross_entropy"),
+        (lambda c: c.forward([datum()], "xyz"), CapabilityError, "use one of: cispo, cross_entropy"),
         (lambda c: c.forward([datum()], "ppo", {"clip_low": 1.0}), ConfigError, "did you mean 'clip_low_threshold'"),
         (lambda c: c.forward([datum()], "ppo", {"temperature": 0.0}), ConfigError, "temperature is 0.0"),
         (lambda c: c.forward([datum(logprobs=np.zeros(10), advantage=np.zeros(10))], "ppo"), DataError, "'advantages' for 'advantage'"),
@@ -190,8 +192,8 @@ def test_narrowed_capabilities_are_kept_to() -> None:
     assert seeded[0] != seeded[1], "a service without seeds ignores them"
     with pytest.raises(CapabilityError, match="no critic"):
         FakeService(capabilities=dataclasses.replace(FAKE_CAPABILITIES, critic=False)).create_lora_training_client("m", role="critic")
-    with pytest.raises(ConfigError, match="gspo"):
-        FakeService(capabilities=dataclasses.replace(FAKE_CAPABILITIES, losses=FAKE_CAPABILITIES.losses | {"gspo"}))
+    with pytest.raises(ConfigError, match="reinforce"):
+        FakeService(capabilities=dataclasses.replace(FAKE_CAPABILITIES, losses=FAKE_CAPABILITIES.losses | {"reinforce"}))
 
 
 def test_tokenizer_is_bytes() -> None:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 from tests.contract.harness import ContractHarness, NewClient, assert_close, assert_differ, with_inputs
 
-LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo")
-CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0)}
+LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "gspo_token")
+CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.9997, 1.0004), "gspo_token": (0.9997, 1.0004)}
+DRO_BETA = 0.05
 
 Inputs = Mapping[str, np.ndarray]
 
@@ -28,11 +29,16 @@ def reference_loss(loss_fn: str, logprobs: np.ndarray, inputs: Inputs) -> float:
     logprobs = logprobs.astype(np.float64)
     if loss_fn == "cross_entropy":
         return float(-(weights * logprobs).sum())
-    advantages, ratio = inputs["advantages"].astype(np.float64), np.exp(logprobs - inputs["logprobs"])
+    advantages, log_ratio = inputs["advantages"].astype(np.float64), logprobs - inputs["logprobs"]
+    if loss_fn == "dro":
+        return float(-(weights * (advantages * logprobs - DRO_BETA / 2 * log_ratio**2)).sum())
+    if loss_fn in ("gspo", "gspo_token"):
+        log_ratio = np.full(len(logprobs), log_ratio[weights != 0].mean())
+    ratio = np.exp(log_ratio)
     if loss_fn == "importance_sampling":
         return float(-(weights * ratio * advantages).sum())
     clipped = np.clip(ratio, *CLIPS[loss_fn])
-    if loss_fn == "ppo":
+    if loss_fn in ("ppo", "gspo", "gspo_token"):
         return float(-(weights * np.minimum(ratio * advantages, clipped * advantages)).sum())
     return float(-(weights * clipped * advantages * logprobs).sum())
 
@@ -46,11 +52,17 @@ def torch_loss(loss_fn: str) -> Callable[[Sequence[Datum], Sequence[torch.Tensor
         weights = tensors.get("weights", torch.ones_like(logprobs))
         if loss_fn == "cross_entropy":
             return -(weights * logprobs).sum()
-        ratio, advantages = torch.exp(logprobs - tensors["logprobs"]), tensors["advantages"]
+        log_ratio, advantages = logprobs - tensors["logprobs"], tensors["advantages"]
+        if loss_fn == "dro":
+            return -(weights * (advantages * logprobs - DRO_BETA / 2 * log_ratio.square())).sum()
+        if loss_fn in ("gspo", "gspo_token"):
+            sequence = log_ratio[weights != 0].mean()
+            log_ratio = sequence if loss_fn == "gspo" else sequence.detach() + logprobs - logprobs.detach()
+        ratio = log_ratio.exp()
         if loss_fn == "importance_sampling":
             return -(weights * ratio * advantages).sum()
         clipped = ratio.clamp(*CLIPS[loss_fn])
-        if loss_fn == "ppo":
+        if loss_fn in ("ppo", "gspo", "gspo_token"):
             return -(weights * torch.minimum(ratio * advantages, clipped * advantages)).sum()
         return -(weights * clipped.detach() * advantages * logprobs).sum()
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from cookbook.data.word_problems import LARGEST, TEMPLATES, WordProblems, is_held_out
+from cookbook.data.generated import is_held_out
+from cookbook.data.word_problems import LARGEST, TEMPLATES, WordProblems
 from cookbook.errors import DataError
 
 NOTE = re.compile(r"[A-Z][a-z]+ <<(\d+)([-+*/])(\d+)=(\d+)>>(\d+)")
@@ -25,6 +26,7 @@ def test_every_note_is_right_and_the_last_line_is_the_answer() -> None:
             exact = {"+": left + right, "-": left - right, "*": left * right, "/": left / right}[match[2]]
             assert result == exact and match[4] == match[5], step
             assert 1 <= result <= LARGEST
+        assert max(example.extra["numbers"]) <= LARGEST
         assert last == f"#### {example.answer}" and example.answer == str(result)
 
 

@@ -8,8 +8,8 @@ from cookbook.backends.base import APIFuture
 from cookbook.backends.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from cookbook.datums import policy_datums
 from cookbook.errors import BackendError
-from cookbook.rl.batch import group_datums, kl_per_trajectory, rollout_metrics
 from cookbook.rl.advantages import MeanCentered
+from cookbook.rl.batch import group_datums, kl_per_trajectory, rollout_metrics
 from cookbook.rl.env import Observation, StepResult
 from cookbook.rl.rollouts import collect
 from cookbook.types import Example, RewardResult

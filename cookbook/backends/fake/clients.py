@@ -333,7 +333,7 @@ def _check_tokens(tokens: ModelInput, what: str) -> None:
 
 
 def _flatten(data: Sequence[Datum], loss_fn: str, required: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """All datums as one run of tokens: the input tokens and the required inputs plus `weights` (default 1), each `[tokens]`."""
+    """All datums as one run of tokens: the input tokens, and the required inputs plus `weights` (default 1) and `datum` (its index)."""
     if not data:
         raise DataError(f"loss_fn {loss_fn!r}: data is empty; give at least one datum")
     columns: dict[str, list[np.ndarray]] = {key: [] for key in (*required, "weights")}
@@ -349,7 +349,9 @@ def _flatten(data: Sequence[Datum], loss_fn: str, required: Sequence[str]) -> tu
         columns["weights"].append(datum.loss_fn_inputs.get("weights", np.ones(datum.model_input.length, np.float32)))
         _check_tokens(ModelInput.from_ints(datum.loss_fn_inputs["target_tokens"].tolist()), f"datum {index}: target_tokens")
     previous = np.concatenate([datum.model_input.tokens for datum in data])
-    return previous, {key: np.concatenate(arrays) for key, arrays in columns.items()}
+    inputs = {key: np.concatenate(arrays) for key, arrays in columns.items()}
+    inputs["datum"] = np.repeat(np.arange(len(data)), [datum.model_input.length for datum in data])
+    return previous, inputs
 
 
 def _split(logprobs: np.ndarray, data: Sequence[Datum]) -> list[dict[str, np.ndarray]]:

@@ -43,6 +43,6 @@ def value_loss(
             error = np.where(error**2 >= clipped**2, error, clipped)
         total += float(np.sum(w * error**2 / 2))
         if backward:
-            np.add.at(weights.gradient, (tokens, 0), w * slope)
+            np.add.at(weights.gradient[:, 0], tokens, w * slope)
         outputs.append({"values": values.astype(np.float32)})
     return ForwardBackwardOutput(outputs, {"loss:sum": total})

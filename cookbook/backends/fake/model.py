@@ -59,8 +59,12 @@ def _ppo(logprobs: Array, inputs: Mapping[str, Array], config: Mapping[str, floa
     ratio = np.exp(logprobs - inputs["logprobs"])
     surrogate = ratio * inputs["advantages"]
     clipped = np.clip(ratio, config["clip_low_threshold"], config["clip_high_threshold"]) * inputs["advantages"]
-    slope = np.where(surrogate <= clipped, surrogate, 0.0)
-    return -inputs["weights"] * np.minimum(surrogate, clipped), -inputs["weights"] * slope
+    value, slope = np.minimum(surrogate, clipped), np.where(surrogate <= clipped, surrogate, 0.0)
+    if dual_clip := config.get("dual_clip"):
+        floor = dual_clip * inputs["advantages"]
+        binds = (inputs["advantages"] < 0) & (value < floor)
+        value, slope = np.where(binds, floor, value), np.where(binds, 0.0, slope)
+    return -inputs["weights"] * value, -inputs["weights"] * slope
 
 
 def _cispo(logprobs: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> LossTerms:
@@ -70,12 +74,40 @@ def _cispo(logprobs: Array, inputs: Mapping[str, Array], config: Mapping[str, fl
     return slope * logprobs, slope
 
 
+def _dro(logprobs: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> LossTerms:
+    gap = logprobs - inputs["logprobs"]
+    loss = -inputs["weights"] * (inputs["advantages"] * logprobs - config["beta"] / 2 * gap**2)
+    return loss, -inputs["weights"] * (inputs["advantages"] - config["beta"] * gap)
+
+
+def _gspo(logprobs: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> LossTerms:
+    loss, slope, of_token, length = _sequence_surrogate(logprobs, inputs, config)
+    return loss, (np.bincount(of_token, slope) / length)[of_token]  # every token moves the ratio of its sequence
+
+
+def _gspo_token(logprobs: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> LossTerms:
+    loss, slope, _, _ = _sequence_surrogate(logprobs, inputs, config)
+    return loss, slope
+
+
+def _sequence_surrogate(logprobs: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> tuple[Array, Array, Array, Array]:
+    """The clipped surrogate of each token at its sequence's ratio, its derivative by the log ratio, the sequence of each token, lengths."""
+    _, of_token = np.unique(inputs["datum"], return_inverse=True)
+    length = np.bincount(of_token)
+    log_ratio = (np.bincount(of_token, logprobs - inputs["logprobs"]) / length)[of_token]
+    loss, slope = _ppo(log_ratio, {**inputs, "logprobs": np.zeros_like(log_ratio)}, config)
+    return loss, slope, of_token, length
+
+
 _RL_INPUTS = ("target_tokens", "logprobs", "advantages")
 
 LOSSES: Mapping[str, TokenLoss] = {
     "cross_entropy": TokenLoss(("target_tokens",), {}, _cross_entropy),
     "importance_sampling": TokenLoss(_RL_INPUTS, {}, _importance_sampling),
-    "ppo": TokenLoss(_RL_INPUTS, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}, _ppo),
+    "ppo": TokenLoss(_RL_INPUTS, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "dual_clip": 0.0}, _ppo),
+    "dro": TokenLoss(_RL_INPUTS, {"beta": 0.05}, _dro),
+    "gspo": TokenLoss(_RL_INPUTS, {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004}, _gspo),
+    "gspo_token": TokenLoss(_RL_INPUTS, {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004}, _gspo_token),
     "cispo": TokenLoss(_RL_INPUTS, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}, _cispo),
 }
 

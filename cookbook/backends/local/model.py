@@ -1,0 +1,211 @@
+"""A loaded base model, and the logprobs of given tokens under it or under a variant of it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from cookbook.backends.local.base_models import base_model_source, load_failure
+from cookbook.errors import BackendError, ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_LOGIT_ELEMENTS = 1 << 24
+"""Logits are computed in chunks of at most this many (64 MiB in float32)."""
+
+
+@dataclass(frozen=True, eq=False)
+class BaseModel:
+    """A frozen model that sessions share, its tokenizer, and the limits that requests are checked against.
+
+    `tokenizer` is for callers. The engine's thread has its own copy: one tokenizer must not be used by two threads at once.
+    """
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    engine_tokenizer: PreTrainedTokenizerBase
+    context_length: int
+    vocabulary_size: int
+    eos_token_ids: frozenset[int]
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+
+def choose_device(device: str) -> torch.device:
+    """`auto` is CUDA, else MPS, else the CPU.
+
+    Raises:
+        ConfigError: the device does not exist here.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"backend device={device!r} is not available on this machine; use 'auto', 'cpu', 'cuda' or 'mps'") from error
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on CUDA and float32 elsewhere.
+
+    Raises:
+        ConfigError: any other name than auto, float32, bfloat16.
+    """
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if dtype not in ("float32", "bfloat16"):
+        raise ConfigError(f"backend dtype={dtype!r}; use 'auto', 'float32' or 'bfloat16'")
+    return torch.float32 if dtype == "float32" else torch.bfloat16
+
+
+def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> BaseModel:
+    """Load and freeze.
+
+    Raises:
+        ConfigError, BackendError: see `check_base_model`; also a model whose architecture the engine cannot run exactly.
+    """
+    with quiet_transformers():
+        source = base_model_source(name)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+        except Exception as error:  # transformers raises nearly any type for an unloadable folder
+            raise load_failure(name, error) from error
+    model: PreTrainedModel = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):  # transformers would fill them with random values
+        raise BackendError(f"base model {name!r}: its weights lack {len(missing)} tensors of its architecture, such as {missing[0]}")
+    nn.Module.to(model, device)
+    model.eval().requires_grad_(False)
+    text_config = model.config.get_text_config()
+    eos = {tokenizer.eos_token_id}
+    if model.generation_config is not None:
+        configured = model.generation_config.eos_token_id
+        eos |= set(configured) if isinstance(configured, list) else {configured}
+    base = BaseModel(
+        name=name,
+        model=model,
+        tokenizer=tokenizer,
+        engine_tokenizer=copy.deepcopy(tokenizer),
+        context_length=text_config.max_position_embeddings,
+        vocabulary_size=len(embedding_weight(model)),
+        eos_token_ids=frozenset(token for token in eos if token is not None),
+    )
+    _check_architecture(base)
+    return base
+
+
+def _check_architecture(base: BaseModel) -> None:
+    layer_types = set(getattr(base.model.config.get_text_config(), "layer_types", None) or ["full_attention"])
+    if not layer_types <= {"full_attention", "sliding_attention"}:
+        raise BackendError(
+            f"base model {base.name!r} has layers of type {', '.join(sorted(layer_types))}; the local backend runs attention layers only"
+        )
+    probe = torch.tensor([[0, base.vocabulary_size - 1]], device=base.device)
+    with torch.inference_mode():
+        ours = output_layer(base.model)(hidden_states(base.model, probe))
+        if not torch.allclose(ours, base.model(input_ids=probe).logits):
+            raise BackendError(
+                f"base model {base.name!r} changes its logits after the output layer; the local backend cannot run it exactly"
+            )
+
+
+def output_layer(model: PreTrainedModel) -> nn.Module:
+    """The layer from hidden states to logits."""
+    head = model.get_output_embeddings()
+    if head is None:
+        raise BackendError(f"a {type(model).__name__} has no output layer; the local backend runs causal language models")
+    return head
+
+
+def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
+    """The input embedding, `[vocabulary, hidden]`."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
+def hidden_states(model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor:
+    """Last hidden states `[rows, length, hidden]` of right-padded rows.
+
+    No mask is needed: causal attention never sees what lies to the right.
+    """
+    return model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
+
+
+def token_logprobs(
+    model: PreTrainedModel, input_ids: torch.Tensor, flat_positions: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """Logprobs of given tokens, float32 `[N]`: of `targets[n]` at position `flat_positions[n]` of the flattened rows.
+
+    `input_ids` `[rows, length]` is right-padded; `flat_positions` and `targets` are `[N]`. The output layer runs at those
+    positions alone, and in chunks; with more than one chunk the backward pass recomputes the logits instead of keeping them.
+    """
+    hidden = hidden_states(model, input_ids).flatten(0, 1)[flat_positions]
+    head = output_layer(model)
+    chunk = max(1, _LOGIT_ELEMENTS // len(embedding_weight(model)))
+    if len(targets) <= chunk:
+        return _selected_logprobs(head, hidden, targets, temperature)
+    parts = []
+    for start in range(0, len(targets), chunk):
+        arguments = head, hidden[start : start + chunk], targets[start : start + chunk], temperature
+        parts.append(checkpoint(_selected_logprobs, *arguments, use_reentrant=False, preserve_rng_state=False))
+    return torch.cat(parts)
+
+
+def _selected_logprobs(head: nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
+    logits = head(hidden).float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    return logits.gather(-1, targets[:, None]).squeeze(-1) - logits.logsumexp(-1)
+
+
+def right_padded(rows: list[list[int]] | list[tuple[int, ...]], device: torch.device) -> torch.Tensor:
+    """int64 `[rows, longest]`, padded with token 0."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+
+
+def microbatches(lengths: list[int], token_budget: int) -> list[list[int]]:
+    """Split indices into batches of similar lengths whose padded size stays within the budget; a batch holds at least one."""
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        longest = lengths[batches[-1][0]] if batches else 0
+        if batches and longest * (len(batches[-1]) + 1) <= token_budget:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars, advice or warnings from transformers and peft inside the block."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

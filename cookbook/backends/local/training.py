@@ -1,0 +1,283 @@
+"""Forward, backward and optimizer steps of one session. Runs on the engine's thread only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cookbook.backends.base import CustomLoss
+from cookbook.backends.local.model import BaseModel, hidden_states, microbatches, right_padded, token_logprobs
+from cookbook.backends.local.weights import TrainableWeights, ValueHead
+from cookbook.backends.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse
+from cookbook.errors import BackendError, CapabilityError, DataError
+from cookbook.losses.base import LossFunction, MetricSums, TokenBatch, check_inputs
+from cookbook.losses.builtin import KNOWN_INPUTS, LOSSES, resolve_loss
+from cookbook.losses.value import VALUE
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Some datums, each cut after its last computed position, padded into one block.
+
+    `positions[k]` are the computed positions of datum `datums[k]`; all tensors run over them datum by datum.
+    """
+
+    datums: list[int]
+    positions: list[np.ndarray]
+    input_ids: torch.Tensor
+    flat_positions: torch.Tensor
+    targets: torch.Tensor
+    segments: torch.Tensor
+
+    def gather(self, data: Sequence[Datum], key: str) -> torch.Tensor:
+        """The per-token input `key` at the computed positions, 1 where a datum has none."""
+        rows = []
+        for index, positions in zip(self.datums, self.positions, strict=True):
+            values = data[index].loss_fn_inputs.get(key)
+            rows.append(np.ones(len(positions), np.float32) if values is None else values[positions])
+        return torch.from_numpy(np.concatenate(rows)).to(self.input_ids.device)
+
+    def scatter(self, logprobs: torch.Tensor, outputs: list[np.ndarray]) -> None:
+        """Write the logprobs of the computed positions into the datums' arrays."""
+        values = logprobs.detach().cpu().numpy()
+        start = 0
+        for index, positions in zip(self.datums, self.positions, strict=True):
+            outputs[index][positions] = values[start : start + len(positions)]
+            start += len(positions)
+
+
+class TrainingSession:
+    """Weights, accumulated gradient and AdamW state. Every operation either succeeds or leaves all three as they were."""
+
+    losses: Mapping[str, LossFunction] = LOSSES
+    known_inputs: frozenset[str] = KNOWN_INPUTS
+    prediction = "logprobs"
+    """What is computed at every position, and returned."""
+
+    def __init__(self, weights: TrainableWeights, token_budget: int) -> None:
+        self.weights = weights
+        self._token_budget = token_budget
+        self._parameters = list(weights.parameters.values())
+        self._gradient: list[torch.Tensor] | None = None
+        self.reset_optimizer()
+
+    def reset_optimizer(self) -> None:
+        """Forget the AdamW moments and the accumulated gradient."""
+        self.optimizer = torch.optim.AdamW(self._parameters, fused=True)
+        self._gradient = None
+
+    def forward(
+        self, data: Sequence[Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None, backward: bool
+    ) -> ForwardBackwardOutput:
+        """A built-in loss, and its gradient if `backward`.
+
+        Positions whose weight is zero are not computed; `backward` also leaves out those with advantage zero, which a
+        policy loss multiplies by it. A datum without any position left costs nothing.
+        """
+        loss, config = resolve_loss(loss_fn, loss_fn_config, self.losses)
+        check_inputs(loss_fn, loss, self.known_inputs, data)
+        _check_tokens(data, self.weights.base)
+        gates = loss.gates if backward else ("weights",)
+        inputs = {"weights", *loss.required} - {"target_tokens"}
+        outputs = [np.zeros(datum.model_input.length, np.float32) for datum in data]
+        metrics = MetricSums()
+
+        def run(batch: Microbatch) -> None:
+            predictions = self._predict(batch, config)
+            losses = loss.compute(self._token_batch(predictions, {key: batch.gather(data, key) for key in inputs}, batch.segments), config)
+            metrics.add({"loss:sum": losses.values, **losses.metrics})
+            batch.scatter(predictions, outputs)
+            if backward:
+                losses.values.sum().backward()
+
+        batches = self._batches(data, gates)
+        if backward:
+            with _FreshGradient(self) as fresh:
+                for batch in batches:
+                    run(batch)
+                reduced = _finite({"loss:sum": 0.0, **metrics.reduce()}, loss_fn)
+                fresh.keep()
+        else:
+            with torch.no_grad():
+                for batch in batches:
+                    run(batch)
+            reduced = _finite({"loss:sum": 0.0, **metrics.reduce()}, loss_fn)
+        return ForwardBackwardOutput([{self.prediction: output} for output in outputs], reduced)
+
+    def forward_backward_custom(self, data: Sequence[Datum], loss_fn: CustomLoss) -> ForwardBackwardOutput:
+        """A loss over the logprobs of all datums together; exact however they are batched.
+
+        If one micro-batch holds everything, its graph is kept and this is one pass. Otherwise logprobs come from a pass
+        without gradient, the loss is differentiated by them, and a second pass carries dL/dlogprob into the weights.
+        """
+        if not data:
+            raise DataError("forward_backward_custom: no datums were given")
+        for index, datum in enumerate(data):
+            if "target_tokens" not in datum.loss_fn_inputs:
+                raise DataError(f"datum {index}: forward_backward_custom needs loss_fn_inputs 'target_tokens'")
+        _check_tokens(data, self.weights.base)
+        outputs = [np.zeros(datum.model_input.length, np.float32) for datum in data]
+        batches = self._batches(data, ("weights",))
+        one_pass = len(batches) == 1
+        with _FreshGradient(self) as fresh:
+            with torch.set_grad_enabled(one_pass):
+                computed = [self._logprobs(batch) for batch in batches]
+            for batch, logprobs in zip(batches, computed, strict=True):
+                batch.scatter(logprobs, outputs)
+            leaves = [torch.from_numpy(output.copy()).to(self.weights.base.device).requires_grad_() for output in outputs]
+            loss, metrics = loss_fn(data, leaves)
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                raise DataError("forward_backward_custom: the loss function must return (scalar tensor, metrics)")
+            reduced = _finite({"loss:sum": loss.item(), **metrics}, "custom")
+            if loss.requires_grad:
+                loss.backward()
+            for batch, logprobs in zip(batches, computed, strict=True):
+                slopes = _slopes(batch, leaves)
+                if slopes.any():
+                    (logprobs if one_pass else self._logprobs(batch)).backward(slopes)
+            fresh.keep()
+        return ForwardBackwardOutput([{"logprobs": output} for output in outputs], reduced)
+
+    def optim_step(self, params: AdamParams) -> OptimStepResponse:
+        """One AdamW step (Loshchilov & Hutter 2019, algorithm 2) on the accumulated gradient, clipped by its global norm.
+
+        Without any forward_backward since the last step the gradient is zero. A gradient that is not finite is dropped.
+
+        Raises:
+            BackendError: the gradient norm is not finite; the weights stay as they were.
+        """
+        gradient = self._gradient or [torch.zeros_like(parameter) for parameter in self._parameters]
+        self._gradient = None
+        norm = float(torch.nn.utils.get_total_norm(gradient))
+        if not math.isfinite(norm):
+            raise BackendError(
+                f"optim_step: the gradient norm is {norm}; the gradient was dropped and the weights are unchanged "
+                "(lower the learning rate or the ratios, or look for extreme logprobs in the data)"
+            )
+        if 0 < params.grad_clip_norm < norm:
+            for values in gradient:
+                values.mul_(params.grad_clip_norm / norm)
+        for group in self.optimizer.param_groups:
+            group.update(lr=params.learning_rate, betas=(params.beta1, params.beta2), eps=params.eps, weight_decay=params.weight_decay)
+        for parameter, values in zip(self._parameters, gradient, strict=True):
+            parameter.grad = values
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return OptimStepResponse({"grad_norm": norm})
+
+    def _predict(self, batch: Microbatch, config: Mapping[str, float]) -> torch.Tensor:
+        return self._logprobs(batch, config["temperature"])
+
+    def _token_batch(self, predictions: torch.Tensor, inputs: Mapping[str, torch.Tensor], segments: torch.Tensor) -> TokenBatch:
+        return TokenBatch(predictions, inputs, segments)
+
+    def _logprobs(self, batch: Microbatch, temperature: float = 1.0) -> torch.Tensor:
+        return token_logprobs(self.weights.model, batch.input_ids, batch.flat_positions, batch.targets, temperature)
+
+    def _batches(self, data: Sequence[Datum], gates: Sequence[str]) -> list[Microbatch]:
+        """Micro-batches within the token budget over the datums that have a position where every gate is non-zero."""
+        positions = [_computed_positions(datum, gates) for datum in data]
+        used = [index for index, found in enumerate(positions) if len(found)]
+        batches = microbatches([int(positions[index][-1]) + 1 for index in used], self._token_budget)
+        return [self._microbatch(data, [used[item] for item in batch], positions) for batch in batches]
+
+    def _microbatch(self, data: Sequence[Datum], datums: list[int], positions: list[np.ndarray]) -> Microbatch:
+        device = self.weights.base.device
+        computed = [positions[index] for index in datums]
+        chosen = [(data[index], found) for index, found in zip(datums, computed, strict=True)]
+        input_ids = right_padded([datum.model_input.tokens[: found[-1] + 1] for datum, found in chosen], device)
+        flat = np.concatenate([row * input_ids.shape[1] + found for row, found in enumerate(computed)])
+        targets = np.concatenate([datum.loss_fn_inputs["target_tokens"][found] for datum, found in chosen])
+        segments = np.repeat(np.arange(len(datums)), [len(found) for found in computed])
+        tensors = [torch.from_numpy(array).to(device) for array in (flat, targets, segments)]
+        return Microbatch(datums, computed, input_ids, *tensors)
+
+
+class CriticSession(TrainingSession):
+    """A session whose model ends in a value head: it predicts, after each input token, the return still to come."""
+
+    losses: Mapping[str, LossFunction] = {"value": VALUE}
+    known_inputs = frozenset({"target_tokens", "weights", *VALUE.required})
+    prediction = "values"
+
+    def __init__(self, weights: TrainableWeights, token_budget: int) -> None:
+        self._head = ValueHead(weights)
+        super().__init__(weights, token_budget)
+
+    def forward_backward_custom(self, data: Sequence[Datum], loss_fn: CustomLoss) -> ForwardBackwardOutput:
+        raise CapabilityError("a critic predicts values, not logprobs: it has the loss 'value' only")
+
+    def _predict(self, batch: Microbatch, config: Mapping[str, float]) -> torch.Tensor:
+        return self._head(hidden_states(self.weights.model, batch.input_ids).flatten(0, 1)[batch.flat_positions])
+
+    def _token_batch(self, predictions: torch.Tensor, inputs: Mapping[str, torch.Tensor], segments: torch.Tensor) -> TokenBatch:
+        return TokenBatch(torch.zeros_like(predictions), {**inputs, "values": predictions}, segments)
+
+
+class _FreshGradient:
+    """Collects a new gradient in `.grad`; `keep` adds it to the session's, leaving the block without it drops it."""
+
+    def __init__(self, session: TrainingSession) -> None:
+        self._session = session
+        self._parameters = session._parameters
+
+    def __enter__(self) -> _FreshGradient:
+        return self
+
+    def keep(self) -> None:
+        gradient = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self._parameters]
+        if self._session._gradient is None:
+            self._session._gradient = gradient
+        else:
+            for total, values in zip(self._session._gradient, gradient, strict=True):
+                total.add_(values)
+
+    def __exit__(self, *exception: object) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def _computed_positions(datum: Datum, gates: Sequence[str]) -> np.ndarray:
+    """Positions where every gate that the datum carries is non-zero."""
+    needed = np.ones(datum.model_input.length, dtype=bool)
+    for gate in gates:
+        if gate in datum.loss_fn_inputs:
+            needed &= datum.loss_fn_inputs[gate] != 0
+    return needed.nonzero()[0]
+
+
+def _slopes(batch: Microbatch, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+    """dL/dlogprob at the computed positions of a micro-batch."""
+    rows = []
+    for index, positions in zip(batch.datums, batch.positions, strict=True):
+        gradient = leaves[index].grad
+        where = torch.from_numpy(positions).to(leaves[index].device)
+        rows.append(torch.zeros(len(positions), device=leaves[index].device) if gradient is None else gradient[where])
+    return torch.cat(rows)
+
+
+def _check_tokens(data: Sequence[Datum], base: BaseModel) -> None:
+    for index, datum in enumerate(data):
+        if datum.model_input.length > base.context_length:
+            raise DataError(
+                f"datum {index}: model_input has {datum.model_input.length} tokens; the context of {base.name!r} is {base.context_length}"
+            )
+        targets = datum.loss_fn_inputs["target_tokens"]
+        lowest = min(min(datum.model_input.tokens), int(targets.min()))
+        highest = max(max(datum.model_input.tokens), int(targets.max()))
+        if lowest < 0 or highest >= base.vocabulary_size:
+            wrong = lowest if lowest < 0 else highest
+            raise DataError(f"datum {index}: token {wrong} is outside the vocabulary of {base.name!r}, 0 to {base.vocabulary_size - 1}")
+
+
+def _finite(metrics: dict[str, float], loss_fn: str) -> dict[str, float]:
+    if not math.isfinite(metrics["loss:sum"]):
+        raise BackendError(
+            f"loss {loss_fn!r} is {metrics['loss:sum']}; nothing was added to the gradient "
+            "(look for extreme sampling logprobs, advantages or weights in the data)"
+        )
+    return metrics
