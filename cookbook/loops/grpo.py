@@ -24,6 +24,7 @@ from cookbook.loops.policy_steps import (
     like_for_like,
     loss_config,
     merged,
+    mismatch_without_training,
     shares,
     stop_if_grading_fails,
     update_metrics,
@@ -99,6 +100,8 @@ def run(config: RunConfig, parts: Parts) -> None:
                 data = like_for_like(data, policy, parts.service, loop.temperature)
                 metrics |= _train(policy, data, config, parts, step)
                 session.ledger.add(trained=sum(datum.model_input.length for datum in data))
+            else:
+                metrics |= mismatch_without_training(session, rollouts.trajectories, parts.service)
             metrics["time/train"] = lap.lap()
 
             # 4. The next step samples from the new weights.

@@ -9,15 +9,19 @@ import numpy as np
 
 from cookbook.backends.base import APIFuture, ServiceClient, TrainingClient
 from cookbook.backends.types import Datum, ForwardBackwardOutput, OptimStepResponse
-from cookbook.datums import with_inputs
+from cookbook.datums import only_inputs, policy_datums, with_inputs
 from cookbook.errors import RewardError
 from cookbook.loops.common import Session
 from cookbook.losses.spec import BuiltinLoss
+from cookbook.rl.batch import mismatch_metrics
 from cookbook.rl.rollouts import Rollouts
 from cookbook.rl.seeds import derive_seed
-from cookbook.types import Metrics, TrajectoryGroup
+from cookbook.types import Metrics, Trajectory, TrajectoryGroup
 
 T = TypeVar("T")
+
+MISMATCH_PROBES = 4
+"""Trajectories that are enough to see whether sampler and trainer agree."""
 
 Update = tuple[APIFuture[ForwardBackwardOutput], APIFuture[OptimStepResponse]]
 """A gradient and the optimizer step that follows it, both enqueued."""
@@ -56,6 +60,21 @@ def like_for_like(data: list[Datum], policy: TrainingClient, service: ServiceCli
         return data
     outputs = policy.forward(data, "cross_entropy").result().loss_fn_outputs
     return [with_inputs(datum, logprobs=output["logprobs"]) for datum, output in zip(data, outputs, strict=True)]
+
+
+def mismatch_without_training(session: Session, trajectories: Sequence[Trajectory], service: ServiceClient) -> Metrics:
+    """`mismatch_metrics` of a step that trains on nothing, from a forward pass of a few of its trajectories.
+
+    Nothing where the backend's forward knows no temperature and the rollouts had one: the two are not comparable.
+    """
+    temperature = session.config.loop.temperature
+    if temperature != 1 and not service.capabilities.loss_temperature:
+        return {}
+    data = [datum for trajectory in trajectories[:MISMATCH_PROBES] for datum in policy_datums(trajectory, 0.0)]
+    config = loss_config(BuiltinLoss("cross_entropy"), service, temperature)
+    output = session.policy.forward([only_inputs(datum, ("target_tokens", "weights")) for datum in data], "cross_entropy", config)
+    session.ledger.add(trained=sum(datum.model_input.length for datum in data))
+    return mismatch_metrics(data, output.result())
 
 
 def update_metrics(updates: Sequence[Update], prefix: str = "train") -> Metrics:

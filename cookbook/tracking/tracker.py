@@ -88,9 +88,11 @@ class Tracker:
         self._update_bar({name: metrics[name] for name in self._headline if name in metrics})
 
     def log_evaluation(self, when: Literal["before", "step", "after"], step: int, metrics: Metrics) -> None:
-        """The metrics of one evaluation, after `step` training steps; their names get `eval/` in front, those under `time/` stay."""
+        """The metrics of one evaluation, after `step` training steps; their names get `eval/` in front, those under `time/` stay.
+
+        The console shows the headline and what has no `/` in its name."""
         self._record(step, {name if name.startswith("time/") else f"eval/{name}": value for name, value in metrics.items()})
-        results = {name: value for name, value in metrics.items() if not name.startswith("time/")}
+        results = {name: value for name, value in metrics.items() if "/" not in name or name in self._headline}
         label = f"evaluation {WHEN[when].format(step=step, total=self._total_steps)}:"
         self.say("  ".join([label, *(shown(name, value) for name, value in results.items())]))
         self._update_bar({f"held-out {name}": value for name, value in results.items() if name == "accuracy"})

@@ -40,7 +40,7 @@ class Settings:
     context: int = 512
     habit_steps: int = 100
     """The last steps, in which many demonstrations only state an answer. Before them, all show their working."""
-    worked_shares: tuple[float, float] = (0.85, 0.3)
+    worked_shares: tuple[float, float] = (0.25, 0.8)
     """How often a demonstration of the last steps shows its working, for the first and the second phrasing of a problem."""
 
     def rate_at(self, step: int) -> float:

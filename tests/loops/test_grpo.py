@@ -163,6 +163,7 @@ def test_rewards_that_never_differ_teach_nothing_and_say_so(tmp_path):
     run_dir = run(configured(tmp_path / "run", steps=2), reward=lambda completion, example: 0.0)
     lines = [line for line in metric_lines(run_dir) if "groups/total" in line]
     assert all(line["groups/without_signal"] == 4 and "optim/grad_norm" not in line for line in lines)
+    assert all(line["kl/sample_train"] < 1e-9 for line in lines)  # still measured
     assert "all rewards of this step are the same" in (run_dir / "console.log").read_text()
 
 
