@@ -19,6 +19,7 @@ from cookbook.cost import Budget, Prices
 from cookbook.datums import Truncation
 from cookbook.errors import CapabilityError, ConfigError
 from cookbook.rendering import TrainOn
+from cookbook.rl.importance import ImportanceLevel
 from cookbook.schedules import SCHEDULES
 from cookbook.suggest import did_you_mean
 
@@ -83,6 +84,8 @@ class GRPOConfig:
     kl_penalty_coef: float = 0.0
     kl_estimator: str = "k1"
     kl_placement: str = "reward"
+    importance_cap: float = 0.0
+    importance_level: str = "token"
     max_reward_error_rate: float = 0.2
     reward_retries: int = 2
 
@@ -105,6 +108,8 @@ class PPOConfig:
     kl_penalty_coef: float = 0.0
     critic_learning_rate: float = MISSING
     value_clip_range: float = 0.2
+    importance_cap: float = 0.0
+    importance_level: str = "token"
     max_reward_error_rate: float = 0.2
     reward_retries: int = 2
 
@@ -258,6 +263,15 @@ def _validate_rollouts(config: RunConfig, loop: GRPOConfig | PPOConfig, capabili
     _require(0 <= loop.max_reward_error_rate <= 1, f"loop.max_reward_error_rate={loop.max_reward_error_rate}: must be in [0, 1]")
     _require(loop.reward_retries >= 0, f"loop.reward_retries={loop.reward_retries}: must be 0 or more")
     _require_choice("loop.loss_agg", loop.loss_agg, LOSS_AGGREGATIONS)
+    _require_choice("loop.importance_level", loop.importance_level, get_args(ImportanceLevel))
+    _require(
+        loop.importance_cap == 0 or loop.importance_cap >= 1, f"loop.importance_cap={loop.importance_cap}: must be 0 (off) or at least 1"
+    )
+    if loop.importance_cap and loop.temperature != 1 and not capabilities.loss_temperature:
+        raise CapabilityError(
+            f"loop.importance_cap={loop.importance_cap} with loop.temperature={loop.temperature}: this backend's forward knows no "
+            "temperature, so its logprobs are not comparable with the sampler's; set loop.importance_cap=0 or loop.temperature=1"
+        )
     _require(loop.kl_penalty_coef >= 0, f"loop.kl_penalty_coef={loop.kl_penalty_coef}: must be 0 or more")
     _require(
         loop.kl_penalty_coef == 0 or loop.temperature == 1,

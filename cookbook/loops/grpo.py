@@ -20,6 +20,7 @@ from cookbook.data.curriculum import Curriculum, CurriculumMaker
 from cookbook.datums import scale_weights, with_inputs
 from cookbook.loops.common import CommonParts, Session, Stopwatch, evaluate_policy, evaluation_due, open_session, reference_sampler
 from cookbook.loops.policy_steps import (
+    correct_sampler,
     graded_rewards,
     like_for_like,
     loss_config,
@@ -98,7 +99,8 @@ def run(config: RunConfig, parts: Parts) -> None:
                 if reference is not None and loop.kl_placement == "loss":
                     data = _with_reference_logprobs(data, reference)
                 data = like_for_like(data, policy, parts.service, loop.temperature)
-                metrics |= _train(policy, data, config, parts, step)
+                data, importance_metrics = correct_sampler(data, session, parts.service)
+                metrics |= _train(policy, data, config, parts, step) | importance_metrics
                 session.ledger.add(trained=sum(datum.model_input.length for datum in data))
             else:
                 metrics |= mismatch_without_training(session, rollouts.trajectories, parts.service)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from cookbook.errors import RewardError
 from cookbook.loops.common import Session
 from cookbook.losses.spec import BuiltinLoss
 from cookbook.rl.batch import mismatch_metrics
+from cookbook.rl.importance import ImportanceLevel, truncate_importance
 from cookbook.rl.rollouts import Rollouts
 from cookbook.rl.seeds import derive_seed
 from cookbook.types import Metrics, Trajectory, TrajectoryGroup
@@ -60,6 +61,22 @@ def like_for_like(data: list[Datum], policy: TrainingClient, service: ServiceCli
         return data
     outputs = policy.forward(data, "cross_entropy").result().loss_fn_outputs
     return [with_inputs(datum, logprobs=output["logprobs"]) for datum, output in zip(data, outputs, strict=True)]
+
+
+def correct_sampler(data: list[Datum], session: Session, service: ServiceClient) -> tuple[list[Datum], Metrics]:
+    """Where `loop.importance_cap` is set, take ratios against the trainer's own old logprobs and weigh tokens by how far the sampler's are
+    from them, up to the cap: one more forward pass."""
+    loop = session.config.loop
+    if not loop.importance_cap:
+        return data, {}
+    config = loss_config(BuiltinLoss("cross_entropy"), service, loop.temperature)
+    inputs = [only_inputs(datum, ("target_tokens", "weights")) for datum in data]
+    output = session.policy.forward(inputs, "cross_entropy", config).result()
+    session.ledger.add(trained=sum(datum.model_input.length for datum in data))
+    training_logprobs = [outputs["logprobs"] for outputs in output.loss_fn_outputs]
+    level = cast(ImportanceLevel, loop.importance_level)
+    corrected, metrics = truncate_importance(data, training_logprobs, loop.importance_cap, level)
+    return corrected, metrics | mismatch_metrics(data, output)
 
 
 def mismatch_without_training(session: Session, trajectories: Sequence[Trajectory], service: ServiceClient) -> Metrics:

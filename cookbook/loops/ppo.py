@@ -20,6 +20,7 @@ from cookbook.data.curriculum import CurriculumMaker
 from cookbook.datums import only_inputs, policy_datums, scale_weights, with_inputs
 from cookbook.loops.common import CommonParts, Stopwatch, evaluate_policy, evaluation_due, open_session, reference_sampler
 from cookbook.loops.policy_steps import (
+    correct_sampler,
     graded_rewards,
     like_for_like,
     loss_config,
@@ -111,7 +112,8 @@ def run(config: RunConfig, parts: Parts) -> None:
             # 5. Train: `num_epochs` passes over the batch in `num_minibatches` optimizer steps each, all enqueued before any is awaited.
             if data:
                 data = like_for_like(data, policy, parts.service, loop.temperature)
-                metrics |= _train(policy, critic, data, config, parts, step)
+                data, importance_metrics = correct_sampler(data, session, parts.service)
+                metrics |= _train(policy, critic, data, config, parts, step) | importance_metrics
                 session.ledger.add(trained=loop.num_epochs * (1 + (critic is not None)) * sum(datum.model_input.length for datum in data))
             metrics["time/train"] = lap.lap()
 

@@ -11,6 +11,8 @@ from cookbook.backends.types import Datum
 from cookbook.errors import ConfigError
 from cookbook.types import Metrics
 
+ImportanceLevel = Literal["token", "sequence", "geometric_mean"]
+
 SMALLEST_LOG_RATIO = -20.0
 """Log ratios are not taken below this, so that no weight becomes zero and drops its token out of the mask."""
 
@@ -19,7 +21,7 @@ def truncate_importance(
     data: Sequence[Datum],
     training_logprobs: Sequence[np.ndarray],
     cap: float,
-    level: Literal["token", "sequence", "geometric_mean"] = "token",
+    level: ImportanceLevel = "token",
 ) -> tuple[list[Datum], Metrics]:
     """Take the loss's ratio against the trainer's own old logprobs, and make up for the sampler's in the weights.
 

@@ -32,8 +32,9 @@ loss on the assistant's tokens, seed {s.seed} |
 | held-out accuracy, greedy | {m.greedy:.1%} of {m.examples} |
 | held-out accuracy, temperature 1 | {m.sampled:.1%} of {m.examples} |
 
-The accuracy is low on purpose. Training was stopped early, so that arithmetic slips, and ended on a diet of answers blurted
-out. The model is right far more often when it shows its working: that is what reinforcement learning has to find.
+The accuracy is low on purpose. The last steps of training gave it the habit of blurting out an answer about half of the time,
+and such an answer is nearly always wrong. It can solve most problems when it shows its working, though its arithmetic slips
+when sampled: that working pays is what reinforcement learning has to find.
 
 Made by: `python -m recipes.tiny_pretrain --steps {s.steps} --seed {s.seed} --out DIR`
 (the same weights again on the same machine; elsewhere the last bits of a sum may differ, and with them the accuracy a little).

@@ -1,4 +1,4 @@
-"""Model, data and training loop of the bundled model: supervised learning on worked solutions, stopped early."""
+"""Model, data and training loop of the bundled model: supervised learning on worked solutions, then a bad habit."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def batches(
 
 
 def build_optimizers(model: LlamaForCausalLM, settings: Settings) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) for the hidden matrices, which halves the data they need; AdamW for embeddings and norms."""
+    """Muon (Jordan et al. 2024) for the hidden matrices, AdamW for embeddings and norms; AdamW alone learned more slowly."""
     matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
     others = [*model.model.embed_tokens.parameters(), *(weight for weight in model.parameters() if weight.ndim == 1)]
     return [

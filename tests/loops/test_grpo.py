@@ -1,12 +1,14 @@
 """The GRPO loop on the fake backend: it learns, resumes exactly, and stops for the right reasons."""
 
 import json
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cookbook.backends.base import APIFuture
 from cookbook.backends.fake import FakeService
 from cookbook.backends.types import AdamParams
 from cookbook.config import CheckpointConfig, EvalConfig, GRPOConfig, ModelConfig, RunConfig, validate
@@ -130,6 +132,44 @@ def test_a_kl_penalty_holds_the_policy_near_the_base_model(tmp_path, estimator, 
         return np.mean(rewards(run(config))[-3:])
 
     assert final_reward("free", 0.0) > final_reward("held", 1.0) + 0.1
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric_mean"])
+def test_a_sampler_that_is_off_is_weighed_and_seen(tmp_path, level):
+    class OffSampler(FakeService):
+        """Its samplers report logprobs a little below the truth."""
+
+        def create_lora_training_client(self, *args, **kwargs):
+            client = super().create_lora_training_client(*args, **kwargs)
+            make = client.save_weights_and_get_sampling_client
+
+            def off():
+                sampler = make()
+                sample = sampler.sample
+
+                def lower(*arguments, **keywords):
+                    response = sample(*arguments, **keywords).result()
+                    sequences = [replace(one, logprobs=[value - 0.1 for value in one.logprobs]) for one in response.sequences]
+                    return resolved(replace(response, sequences=sequences))
+
+                sampler.sample = lower
+                return sampler
+
+            client.save_weights_and_get_sampling_client = off
+            return client
+
+    config = configured(tmp_path / level, steps=2, importance_cap=1.05, importance_level=level)
+    service = OffSampler(state_dir=f"{config.run_dir}/checkpoints")
+    grpo.run(config, replace(parts(config), service=service))
+    lines = [line for line in metric_lines(Path(config.run_dir)) if "importance/weight_mean" in line]
+    assert lines and all(line["importance/weight_mean"] == pytest.approx(1.05) and line["importance/capped"] == 1 for line in lines)
+    assert all(line["kl/sample_train"] == pytest.approx(np.expm1(0.1) - 0.1, rel=1e-3) for line in lines)
+
+
+def resolved(value):
+    future = Future()
+    future.set_result(value)
+    return APIFuture(future)
 
 
 def test_graders_that_fail_stop_the_run_with_a_checkpoint(tmp_path):
