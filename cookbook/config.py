@@ -239,7 +239,7 @@ def validate(config: RunConfig, capabilities: Capabilities) -> None:
     )
     if isinstance(config.loop, GRPOConfig):
         _validate_rollouts(config, config.loop, capabilities)
-        _validate_grpo(config.loop, capabilities)
+        _validate_grpo(config.loop)
     if isinstance(config.loop, PPOConfig):
         _validate_rollouts(config, config.loop, capabilities)
         _validate_ppo(config, config.loop, capabilities)
@@ -250,8 +250,6 @@ def validate(config: RunConfig, capabilities: Capabilities) -> None:
         _require_choice("loop.train_on", config.loop.train_on, get_args(TrainOn))
     if isinstance(config.loop, PreferenceConfig):
         _validate_supervised(config.loop)
-        if not capabilities.custom_loss:
-            raise CapabilityError("preference losses are custom losses, which this backend lacks; use backend=local")
 
 
 def _validate_rollouts(config: RunConfig, loop: GRPOConfig | PPOConfig, capabilities: Capabilities) -> None:
@@ -283,7 +281,7 @@ def _validate_rollouts(config: RunConfig, loop: GRPOConfig | PPOConfig, capabili
         raise CapabilityError(f"loss={name}: this backend has {', '.join(sorted(capabilities.losses))}; choose one of those")
 
 
-def _validate_grpo(loop: GRPOConfig, capabilities: Capabilities) -> None:
+def _validate_grpo(loop: GRPOConfig) -> None:
     _require(loop.num_substeps >= 1, f"loop.num_substeps={loop.num_substeps}: must be at least 1")
     _require(loop.max_refills >= 0, f"loop.max_refills={loop.max_refills}: must be 0 (groups without signal are not replaced) or more")
     _require(
@@ -298,10 +296,6 @@ def _validate_grpo(loop: GRPOConfig, capabilities: Capabilities) -> None:
             f"loop.kl_estimator={loop.kl_estimator} with loop.kl_placement={loop.kl_placement}: its gradient is not that of a KL "
             f"divergence; choose {choices}",
         )
-        if loop.kl_placement == "loss" and not capabilities.custom_loss:
-            raise CapabilityError(
-                "loop.kl_placement=loss needs a custom loss, which this backend lacks; set loop.kl_placement=reward loop.kl_estimator=k1"
-            )
 
 
 def _validate_ppo(config: RunConfig, loop: PPOConfig, capabilities: Capabilities) -> None:

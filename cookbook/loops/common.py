@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from cookbook.backends.base import SamplingClient, ServiceClient, TrainingClient
-from cookbook.backends.types import SamplingParams
+from cookbook.backends.base import APIFuture, CustomLoss, SamplingClient, ServiceClient, TrainingClient
+from cookbook.backends.types import Datum, ForwardBackwardOutput, SamplingParams
 from cookbook.checkpoint import Checkpoint, CheckpointLog
 from cookbook.config import RunConfig
 from cookbook.cost import BudgetExceeded, TokenLedger, cost_usd
@@ -204,6 +204,17 @@ def evaluate_policy(
 def held_out(examples: Sequence[T], limit: int) -> list[T]:
     """The first `limit` examples; all of them where there are fewer."""
     return [examples[index] for index in range(min(limit, len(examples)))]
+
+
+def forward_backward_custom(
+    client: TrainingClient, service: ServiceClient, data: Sequence[Datum], loss_fn: CustomLoss
+) -> APIFuture[ForwardBackwardOutput]:
+    """A custom loss in one operation where the backend has it, else in two passes over its cross_entropy."""
+    if service.capabilities.custom_loss:
+        return client.forward_backward_custom(data, loss_fn)
+    from cookbook.losses.two_pass import forward_backward_two_pass  # here, because it needs torch
+
+    return forward_backward_two_pass(client, data, loss_fn)
 
 
 class Stopwatch:

@@ -19,7 +19,16 @@ from cookbook.data.base import draw
 from cookbook.data.preference import LabelledDataset, PreferenceDataset, mismatched
 from cookbook.datums import Truncation, only_inputs, supervised_datum, with_inputs
 from cookbook.errors import ConfigError, DataError
-from cookbook.loops.common import CommonParts, Session, Stopwatch, evaluation_due, held_out, open_session, reference_sampler
+from cookbook.loops.common import (
+    CommonParts,
+    Session,
+    Stopwatch,
+    evaluation_due,
+    forward_backward_custom,
+    held_out,
+    open_session,
+    reference_sampler,
+)
 from cookbook.losses.spec import PreferenceLoss
 from cookbook.reference import ReferenceLogprobs
 from cookbook.schedules import learning_rate_factor
@@ -76,7 +85,7 @@ def run(config: RunConfig, parts: Parts) -> None:
 
             # 3. Train; the update is enqueued before the gradient is awaited.
             learning_rate = config.optim.learning_rate * learning_rate_factor(loop.schedule, step, steps, warmup_steps)
-            gradient = policy.forward_backward_custom(data, parts.loss)
+            gradient = forward_backward_custom(policy, parts.service, data, parts.loss)
             update = policy.optim_step(replace(config.optim, learning_rate=learning_rate))
             for key, value in gradient.result().metrics.items():
                 metrics["loss" if key == "loss:sum" else f"{key.partition(':')[0]}/train"] = value

@@ -18,7 +18,16 @@ from cookbook.config import GRPOConfig, RunConfig
 from cookbook.data.base import PromptDataset
 from cookbook.data.curriculum import Curriculum, CurriculumMaker
 from cookbook.datums import scale_weights, with_inputs
-from cookbook.loops.common import CommonParts, Session, Stopwatch, evaluate_policy, evaluation_due, open_session, reference_sampler
+from cookbook.loops.common import (
+    CommonParts,
+    Session,
+    Stopwatch,
+    evaluate_policy,
+    evaluation_due,
+    forward_backward_custom,
+    open_session,
+    reference_sampler,
+)
 from cookbook.loops.policy_steps import (
     correct_sampler,
     graded_rewards,
@@ -163,7 +172,7 @@ def _forward_backward(policy: TrainingClient, data: list[Datum], parts: Parts, l
     if loop.kl_penalty_coef > 0 and loop.kl_placement == "loss":
         from cookbook.losses.kl import with_kl_penalty  # here, because it needs torch
 
-        return policy.forward_backward_custom(data, with_kl_penalty(parts.loss, loop.kl_estimator, loop.kl_penalty_coef))
+        return forward_backward_custom(policy, parts.service, data, with_kl_penalty(parts.loss, loop.kl_estimator, loop.kl_penalty_coef))
     return policy.forward_backward(data, parts.loss.name, loss_config(parts.loss, parts.service, loop.temperature))
 
 

@@ -1,12 +1,14 @@
 """The preference loop on the fake backend."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cookbook.backends.fake import FakeService
+from cookbook.backends.fake.clients import FAKE_CAPABILITIES
 from cookbook.backends.types import AdamParams
-from cookbook.config import CheckpointConfig, EvalConfig, ModelConfig, PreferenceConfig, RunConfig
+from cookbook.config import CheckpointConfig, EvalConfig, ModelConfig, PreferenceConfig, RunConfig, validate
 from cookbook.data.courtesy import Courtesy
 from cookbook.data.preference import Unpaired
 from cookbook.errors import ConfigError
@@ -100,6 +102,15 @@ def test_a_run_that_starts_from_weights_takes_them_as_its_reference(tmp_path):
     second = run(config, DPO())
     assert summary(second)["eval"]["before"]["margin"] == pytest.approx(0, abs=1e-4)
     assert summary(second)["eval"]["before"]["loss"] == pytest.approx(0.6931472, abs=1e-4)
+
+
+def test_a_backend_without_custom_losses_takes_two_passes_to_the_same_numbers(tmp_path):
+    config = configured(tmp_path / "two", steps=3)
+    lesser = FakeService(f"{config.run_dir}/checkpoints", replace(FAKE_CAPABILITIES, custom_loss=False))
+    validate(config, lesser.capabilities)
+    two, one = metric_lines(run(config, DPO(), service=lesser)), metric_lines(run(configured(tmp_path / "one", steps=3), DPO()))
+    for line, other in zip(two, one, strict=True):
+        assert line == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
 def test_rows_and_loss_of_different_kinds_are_refused(tmp_path):
