@@ -186,6 +186,8 @@ class RunConfig:
     loss: Component | None = None
     advantage: Component | None = None
     curriculum: Component | None = None
+    choices: dict[str, str] = field(default_factory=dict)
+    """The option chosen in each group, for the record; filled in by `cookbook.run`."""
     logger: Component = MISSING
 
 

@@ -109,6 +109,7 @@ def _run_job(config: DictConfig, index: int, debug: bool) -> Outcome:
         folder = _choose_folder(config, overrides, in_sweep)
         config.run_dir = str(folder)
         run_config: RunConfig = to_object(config)
+        run_config.choices = {group: option for group, option in info.runtime.choices.items() if option and "/" not in group}
         finished = _run(run_config, dict(info.runtime.choices))
         return Outcome(settings, folder, "skipped" if finished else "completed")
     except KeyboardInterrupt:
@@ -151,7 +152,7 @@ def _announce(config: RunConfig, choices: dict[str, str], next_step: int) -> Non
     others = [scale for scale in scales(config.recipe) if scale != config.scale]
     lines = [
         f"{config.recipe} at scale={config.scale}" + (f" (others: {', '.join(others)})" if others else ""),
-        f"backend {choices['backend']}, model {config.model.base_model}, dataset {choices['dataset']}, seed {config.seed}",
+        f"backend {choices['backend']}, model {config.model.base_model}, dataset {choices['dataset'] or 'of each stage'}, seed {config.seed}",
         f"{f'going on at step {next_step + 1}' if next_step else 'writing'} in {config.run_dir}",
     ]
     print("\n".join(lines), flush=True)

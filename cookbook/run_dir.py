@@ -18,7 +18,19 @@ from cookbook.tracking import redact, write_atomically
 
 CONFIG_FILE = "config.yaml"
 
-MAY_CHANGE = ("run_dir", "resume", "debug", "loop.steps", "loop.epochs", "eval.every", "checkpoint", "logger", "budget", "prices")
+MAY_CHANGE = (
+    "run_dir",
+    "resume",
+    "debug",
+    "choices",
+    "loop.steps",
+    "loop.epochs",
+    "eval.every",
+    "checkpoint",
+    "logger",
+    "budget",
+    "prices",
+)
 """Keys, and sections, that a resumed run may set anew: none of them changes what a step computes. (The number of steps does
 where the learning rate follows a schedule; there it may not change.)"""
 

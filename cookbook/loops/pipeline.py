@@ -64,6 +64,7 @@ def _configure(config: RunConfig, stage: StageConfig, folder: Path, start_from: 
     return replace(
         composed,
         recipe=stage.recipe,
+        choices={**config.choices, **stage.groups},
         scale=config.scale,
         seed=config.seed,
         run_dir=str(folder),
@@ -98,7 +99,7 @@ def _combined(config: RunConfig, summaries: Mapping[str, Mapping[str, Any]], wal
         "recipe": config.recipe,
         "scale": config.scale,
         "seed": config.seed,
-        "backend": config.backend["_target_"],
+        "backend": config.choices.get("backend", config.backend["_target_"]),
         "model": config.model.base_model,
         "steps": sum(stage["steps"] for stage in stages),
         "eval": {"before": stages[0]["eval"].get("before", {}), "after": stages[-1]["eval"].get("after", {})},
