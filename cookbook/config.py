@@ -67,80 +67,72 @@ class CheckpointConfig:
 
 
 @dataclass
-class GRPOConfig:
+class RolloutConfig:
+    """What loops that sample have in common."""
+
+    steps: int = MISSING
+    groups_per_batch: int = MISSING
+    group_size: int = MISSING
+    max_tokens: int = MISSING
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    loss_agg: str = "token_mean"
+    kl_penalty_coef: float = 0.0
+    importance_cap: float = 0.0
+    importance_level: str = "token"
+    max_reward_error_rate: float = 0.2
+    reward_retries: int = 2
+
+
+@dataclass
+class GRPOConfig(RolloutConfig):
     """GRPO (Shao et al. 2024, arXiv:2402.03300): see `cookbook.loops.grpo`."""
 
     _target_: str = "cookbook.loops.grpo.run"
-    steps: int = MISSING
-    groups_per_batch: int = MISSING
-    group_size: int = MISSING
-    max_tokens: int = MISSING
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    max_refills: int = 0
     num_substeps: int = 1
-    loss_agg: str = "token_mean"
-    kl_penalty_coef: float = 0.0
+    max_refills: int = 0
     kl_estimator: str = "k1"
     kl_placement: str = "reward"
-    importance_cap: float = 0.0
-    importance_level: str = "token"
-    max_reward_error_rate: float = 0.2
-    reward_retries: int = 2
 
 
 @dataclass
-class PPOConfig:
+class PPOConfig(RolloutConfig):
     """PPO (Schulman et al. 2017, arXiv:1707.06347): see `cookbook.loops.ppo`. The KL penalty is k1, paid per token."""
 
     _target_: str = "cookbook.loops.ppo.run"
-    steps: int = MISSING
-    groups_per_batch: int = MISSING
-    group_size: int = MISSING
-    max_tokens: int = MISSING
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
     num_epochs: int = 1
     num_minibatches: int = 1
-    loss_agg: str = "token_mean"
-    kl_penalty_coef: float = 0.0
     critic_learning_rate: float = MISSING
     value_clip_range: float = 0.2
-    importance_cap: float = 0.0
-    importance_level: str = "token"
-    max_reward_error_rate: float = 0.2
-    reward_retries: int = 2
 
 
 @dataclass
-class SFTConfig:
-    """Supervised fine-tuning: see `cookbook.loops.sft`. `steps` null means `epochs` passes over the training data."""
+class SupervisedConfig:
+    """What loops over fixed data have in common. `steps` null means `epochs` passes over the training data."""
+
+    batch_size: int = MISSING
+    steps: int | None = None
+    epochs: int = 1
+    max_length: int = MISSING
+    truncation: str = "drop"
+    schedule: str = "linear"
+    warmup_fraction: float = 0.0
+
+
+@dataclass
+class SFTConfig(SupervisedConfig):
+    """Supervised fine-tuning: see `cookbook.loops.sft`."""
 
     _target_: str = "cookbook.loops.sft.run"
-    batch_size: int = MISSING
-    steps: int | None = None
-    epochs: int = 1
-    max_length: int = MISSING
-    truncation: str = "drop"
     train_on: str = "all_assistant"
-    schedule: str = "linear"
-    warmup_fraction: float = 0.0
 
 
 @dataclass
-class PreferenceConfig:
-    """Training on preferences: see `cookbook.loops.dpo`. `steps` null means `epochs` passes over the training data."""
+class PreferenceConfig(SupervisedConfig):
+    """Training on preferences: see `cookbook.loops.dpo`."""
 
     _target_: str = "cookbook.loops.dpo.run"
-    batch_size: int = MISSING
-    steps: int | None = None
-    epochs: int = 1
-    max_length: int = MISSING
-    truncation: str = "drop"
-    schedule: str = "linear"
-    warmup_fraction: float = 0.0
 
 
 @dataclass
@@ -239,22 +231,21 @@ def validate(config: RunConfig, capabilities: Capabilities) -> None:
         config.budget.max_usd is None or any((config.prices.prefill, config.prices.sampled, config.prices.trained)),
         f"budget.max_usd={config.budget.max_usd}: all of prices.* are 0, so nothing ever costs anything; set prices.* or budget.max_tokens",
     )
-    if isinstance(config.loop, GRPOConfig):
+    if isinstance(config.loop, RolloutConfig):
         _validate_rollouts(config, config.loop, capabilities)
+    if isinstance(config.loop, GRPOConfig):
         _validate_grpo(config.loop)
     if isinstance(config.loop, PPOConfig):
-        _validate_rollouts(config, config.loop, capabilities)
         _validate_ppo(config, config.loop, capabilities)
     if isinstance(config.loop, PipelineConfig):
         _require(bool(config.loop.stages), "loop.stages: is empty; a pipeline needs at least one stage")
+    if isinstance(config.loop, SupervisedConfig):
+        _validate_supervised(config.loop)
     if isinstance(config.loop, SFTConfig):
-        _validate_supervised(config.loop)
         _require_choice("loop.train_on", config.loop.train_on, get_args(TrainOn))
-    if isinstance(config.loop, PreferenceConfig):
-        _validate_supervised(config.loop)
 
 
-def _validate_rollouts(config: RunConfig, loop: GRPOConfig | PPOConfig, capabilities: Capabilities) -> None:
+def _validate_rollouts(config: RunConfig, loop: RolloutConfig, capabilities: Capabilities) -> None:
     for name in ("steps", "groups_per_batch", "group_size", "max_tokens"):
         _require(getattr(loop, name) >= 1, f"loop.{name}={getattr(loop, name)}: must be at least 1")
     _require(loop.temperature > 0, f"loop.temperature={loop.temperature}: must be above 0; greedy rollouts of a group are all the same")
@@ -311,7 +302,7 @@ def _validate_ppo(config: RunConfig, loop: PPOConfig, capabilities: Capabilities
         )
 
 
-def _validate_supervised(loop: SFTConfig | PreferenceConfig) -> None:
+def _validate_supervised(loop: SupervisedConfig) -> None:
     for name in ("batch_size", "epochs"):
         _require(getattr(loop, name) >= 1, f"loop.{name}={getattr(loop, name)}: must be at least 1")
     _require(loop.steps is None or loop.steps >= 1, f"loop.steps={loop.steps}: must be null (use loop.epochs) or at least 1")

@@ -149,10 +149,11 @@ def _run(config: RunConfig, choices: dict[str, str]) -> bool:
 
 def _announce(config: RunConfig, choices: dict[str, str], next_step: int) -> None:
     """The first lines of a run, on the console and in its log."""
+    dataset = choices["dataset"] or "of each stage"
     others = [scale for scale in scales(config.recipe) if scale != config.scale]
     lines = [
         f"{config.recipe} at scale={config.scale}" + (f" (others: {', '.join(others)})" if others else ""),
-        f"backend {choices['backend']}, model {config.model.base_model}, dataset {choices['dataset'] or 'of each stage'}, seed {config.seed}",
+        f"backend {choices['backend']}, model {config.model.base_model}, dataset {dataset}, seed {config.seed}",
         f"{f'going on at step {next_step + 1}' if next_step else 'writing'} in {config.run_dir}",
     ]
     print("\n".join(lines), flush=True)

@@ -59,7 +59,8 @@ def like_for_like(data: list[Datum], policy: TrainingClient, service: ServiceCli
     """
     if temperature == 1 or service.capabilities.loss_temperature:
         return data
-    outputs = policy.forward(data, "cross_entropy").result().loss_fn_outputs
+    inputs = [only_inputs(datum, ("target_tokens", "weights")) for datum in data]
+    outputs = policy.forward(inputs, "cross_entropy").result().loss_fn_outputs
     return [with_inputs(datum, logprobs=output["logprobs"]) for datum, output in zip(data, outputs, strict=True)]
 
 
