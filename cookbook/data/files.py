@@ -58,7 +58,8 @@ def read_jsonl(file: Path) -> Iterator[Row]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise DataError(f"{where}: not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}; mend or delete the line") from error
+                problem = error.msg.removesuffix(" at")
+                raise DataError(f"{where}: not valid JSON: {problem} at column {error.colno}; mend or delete the line") from error
             except (ValueError, RecursionError) as error:  # not UTF-8, an endless number, nested too deeply
                 raise DataError(f"{where}: not readable as JSON ({type(error).__name__}: {error}); mend or delete the line") from error
             if not isinstance(row, dict):
