@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 LossConfig = Mapping[str, float]
 
@@ -62,6 +63,19 @@ class APIFuture(Generic[T]):
 
     def done(self) -> bool:
         return self._future.done()
+
+    def then(self, transform: Callable[[T], U]) -> APIFuture[U]:
+        """A future of `transform(result)`. An error, of the operation or of `transform`, passes through."""
+        transformed: Future[U] = Future()
+
+        def settle(done: Future[T]) -> None:
+            try:
+                transformed.set_result(transform(done.result()))
+            except BaseException as error:  # whatever it is, it belongs to those who wait
+                transformed.set_exception(error)
+
+        self._future.add_done_callback(settle)
+        return APIFuture(transformed, self._on_wait)
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._on_wait is not None:

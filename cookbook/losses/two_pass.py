@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 import torch
 
@@ -28,13 +27,4 @@ def forward_backward_two_pass(client: TrainingClient, data: Sequence[Datum], los
     slopes = torch.autograd.grad(loss, logprobs, allow_unused=True, materialize_grads=True)
     weighted = [with_inputs(datum, weights=-slope.numpy()) for datum, slope in zip(logprobs_only, slopes, strict=True)]
     answer = ForwardBackwardOutput(forward.loss_fn_outputs, {**metrics, "loss:sum": float(loss.detach())})
-    return _Answered(client.forward_backward(weighted, "cross_entropy"), answer)
-
-
-class _Answered(APIFuture[ForwardBackwardOutput]):
-    """Done when the second pass is; its result is the custom loss's own."""
-
-    def __init__(self, second_pass: APIFuture[ForwardBackwardOutput], answer: ForwardBackwardOutput) -> None:
-        future: Future[ForwardBackwardOutput] = Future()
-        future.set_result(answer)
-        super().__init__(future, on_wait=second_pass.result)
+    return client.forward_backward(weighted, "cross_entropy").then(lambda _: answer)
