@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -41,6 +42,8 @@ class Engine(Generic[R]):
         self._stopped = False
         self._thread = threading.Thread(target=self._work, name="local-engine", daemon=True)
         self._thread.start()
+        # A daemon thread inside torch while the interpreter goes away brings the process down with an abort.
+        atexit.register(self.stop)
 
     def submit(self, operation: Callable[[], T]) -> Future[T]:
         """Enqueue one operation, after the requests held so far.
@@ -80,6 +83,7 @@ class Engine(Generic[R]):
                 self._queue.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        atexit.unregister(self.stop)
 
     def _check_running(self) -> None:
         if self._stopped:
