@@ -1,4 +1,4 @@
-"""Tokens used, what they cost, an estimate before a run and a cap during it."""
+"""Tokens used, what they cost, and a cap during a run."""
 
 from __future__ import annotations
 
@@ -85,29 +85,3 @@ class Budget:
             raise BudgetExceeded(
                 f"budget.max_tokens is {self.max_tokens:,}, but this run comes to {ledger.total:,} tokens ({counts}); {BUDGET_REMEDY}"
             )
-
-
-def estimate_rl_tokens(
-    steps: int,
-    groups_per_batch: int,
-    group_size: int,
-    max_tokens: int,
-    mean_prompt_tokens: float,
-    evaluations: int = 0,
-    eval_examples: int = 0,
-    passes: int = 1,
-) -> TokenLedger:
-    """An upper bound on the tokens of a single-turn GRPO or PPO run: every completion is as long as `max_tokens` allows.
-
-    `mean_prompt_tokens` is the mean prompt length of the dataset. `evaluations` is how often the held-out set of
-    `eval_examples` is sampled (once per example). `passes` is how often each datum goes through the trainer:
-    one for GRPO, plus one for each further epoch, critic, reference model or forward for old logprobs.
-    """
-    requests = steps * groups_per_batch
-    completions = requests * group_size
-    eval_completions = evaluations * eval_examples
-    return TokenLedger(
-        prefill=round((requests + eval_completions) * mean_prompt_tokens),
-        sampled=(completions + eval_completions) * max_tokens,
-        trained=round(passes * completions * (mean_prompt_tokens + max_tokens)),
-    )

@@ -1,6 +1,6 @@
 import pytest
 
-from cookbook.cost import Budget, BudgetExceeded, Prices, TokenLedger, cost_usd, estimate_rl_tokens
+from cookbook.cost import Budget, BudgetExceeded, Prices, TokenLedger, cost_usd
 from cookbook.errors import CheckpointError
 
 PRICES = Prices(prefill=1.0, sampled=3.0, trained=5.0)
@@ -32,16 +32,3 @@ def test_budget_allows_its_limit_and_nothing_beyond():
         Budget(max_tokens=59).check(ledger, PRICES)
     with pytest.raises(BudgetExceeded, match=r"budget\.max_usd is 0\.0001, but this run comes to \$0\.00022"):
         Budget(max_usd=0.0001).check(ledger, PRICES)
-
-
-def test_estimate_is_reached_when_every_completion_is_full_length():
-    steps, groups, size, max_tokens, prompt = 3, 4, 5, 7, 11
-    used = TokenLedger()
-    for _ in range(steps):
-        for _ in range(groups):
-            used.add(prefill=prompt, sampled=size * max_tokens, trained=size * (prompt + max_tokens))
-    for _ in range(2):
-        used.add(prefill=9 * prompt, sampled=9 * max_tokens)
-    assert estimate_rl_tokens(steps, groups, size, max_tokens, prompt, evaluations=2, eval_examples=9) == used
-    twice = estimate_rl_tokens(steps, groups, size, max_tokens, prompt, passes=2)
-    assert twice.trained == 2 * used.trained

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import torch
 
 from cookbook.backends.types import Datum
 from cookbook.errors import ConfigError, DataError
+from cookbook.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,6 @@ class LossFunction:
     required: tuple[str, ...]
     gates: tuple[str, ...]
     defaults: Mapping[str, float] = field(default_factory=dict)
-
-
-def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` or nothing."""
-    close = difflib.get_close_matches(name, list(options), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def complete_config(loss_name: str, loss: LossFunction, config: Mapping[str, float] | None) -> dict[str, float]:

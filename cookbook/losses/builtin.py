@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cookbook.errors import ConfigError
-from cookbook.losses.base import LossFunction, complete_config, did_you_mean
+from cookbook.losses.base import LossFunction, complete_config
 from cookbook.losses.cross_entropy import cross_entropy
 from cookbook.losses.policy import cispo, dro, gspo, gspo_token, importance_sampling, ppo
+from cookbook.suggest import did_you_mean
 
 _POLICY_INPUTS = ("target_tokens", "logprobs", "advantages")
 _POLICY_GATES = ("weights", "advantages")
