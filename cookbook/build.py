@@ -62,6 +62,8 @@ def build(config: RunConfig, shared_service: ServiceClient | None = None) -> tup
             raise ConfigError(f"{name}: {config.loop._target_} has no use for it; leave {name}=... away")
         if component is not None:
             check_component(component, name)
+    if config.sandbox is not None and not any(_holds(getattr(config, name), config.sandbox) for name in needed):
+        raise ConfigError("sandbox: nothing in this run runs programs; leave sandbox=... away, or choose reward=code")
 
     logger = _instantiate(config.logger, "logger")
     logger.check()
@@ -139,6 +141,12 @@ def _nested_components(value: Any, path: str) -> Iterator[tuple[str, Component]]
             yield inner_path, inner
         else:
             yield from _nested_components(inner, inner_path)
+
+
+def _holds(component: Component | None, wanted: Component) -> bool:
+    """Whether `wanted` is among the components below `component`."""
+    inner = [found for _, found in _nested_components(component or {}, "")]
+    return wanted in inner or any(_holds(found, wanted) for found in inner)
 
 
 def locate(target: str, path: str) -> Callable[..., Any]:

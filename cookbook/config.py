@@ -175,6 +175,8 @@ class RunConfig:
     dataset: Component | None = None
     env: Component | None = None
     reward: Component | None = None
+    sandbox: Component | None = None
+    """Where rewards run programs; a reward that does refers to it as `${sandbox}`."""
     loss: Component | None = None
     advantage: Component | None = None
     curriculum: Component | None = None

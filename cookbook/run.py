@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cookbook import run_dir, sweep
+from cookbook import notices, run_dir, sweep
 from cookbook.build import build
 from cookbook.compose import BASE_SCALE, CONF, check_groups, chosen, explain, scale_override, scales, to_object
 from cookbook.config import RunConfig, register_schemas
@@ -137,23 +137,25 @@ def _run(config: RunConfig, choices: dict[str, str]) -> bool:
     if run_dir.is_finished(config):
         print(f"{config.run_dir}: this run has completed; nothing to do")
         return True
-    loop, parts = build(config)
+    with notices.collected() as said:
+        loop, parts = build(config)
     try:
         next_step = run_dir.claim(config)
-        _announce(config, choices, next_step)
+        _announce(config, choices, next_step, said)
         loop(config, parts)
     finally:
         parts.service.stop()
     return False
 
 
-def _announce(config: RunConfig, choices: dict[str, str], next_step: int) -> None:
+def _announce(config: RunConfig, choices: dict[str, str], next_step: int, said: Sequence[str]) -> None:
     """The first lines of a run, on the console and in its log."""
     dataset = choices["dataset"] or "of each stage"
     others = [scale for scale in scales(config.recipe) if scale != config.scale]
     lines = [
         f"{config.recipe} at scale={config.scale}" + (f" (others: {', '.join(others)})" if others else ""),
         f"backend {choices['backend']}, model {config.model.base_model}, dataset {dataset}, seed {config.seed}",
+        *said,
         f"{f'going on at step {next_step + 1}' if next_step else 'writing'} in {config.run_dir}",
     ]
     print("\n".join(lines), flush=True)

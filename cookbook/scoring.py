@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
+import inspect
 import logging
 import math
-import time
 import traceback
 from numbers import Real
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -51,8 +52,16 @@ def as_result(raw: object, reward_name: str) -> RewardResult:
     return result if type(result.value) is float else dataclasses.replace(result, value=float(result.value))
 
 
-def score(reward: Reward, completion: Completion, example: Example, retries: int = 2, backoff_s: float = 0.5) -> RewardResult:
-    """Score one completion. Blocks; call it off the event loop.
+async def call(reward: Reward, completion: Completion, example: Example) -> object:
+    """What a reward returns, whatever that is: an async one is awaited, any other runs in a thread so as not to hold up the event loop."""
+    function = reward.func if isinstance(reward, functools.partial) else reward
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        return await reward(completion, example)  # pyright: ignore[reportGeneralTypeIssues]
+    return await asyncio.to_thread(reward, completion, example)
+
+
+async def score(reward: Reward, completion: Completion, example: Example, retries: int = 2, backoff_s: float = 0.5) -> RewardResult:
+    """Score one completion.
 
     A grader that fails (RewardError, or a result of status "error") is called again up to `retries` times, after `backoff_s`
     seconds doubled each time. If it still fails, the result has status "error" and value 0.
@@ -65,9 +74,9 @@ def score(reward: Reward, completion: Completion, example: Example, retries: int
     result, reason = RewardResult(0.0, "error"), "no attempt was allowed"
     for attempt in range(retries + 1):
         if attempt:
-            time.sleep(backoff_s * 2 ** (attempt - 1))
+            await asyncio.sleep(backoff_s * 2 ** (attempt - 1))
         try:
-            result = as_result(reward(completion, example), name)
+            result = as_result(await call(reward, completion, example), name)
         except BrokenReward:
             raise
         except RewardError as error:
@@ -84,7 +93,7 @@ def score(reward: Reward, completion: Completion, example: Example, retries: int
                 return result
             reason = 'it returned status "error"'
     logger.warning("reward %s failed on %s, tried %d times: %s", name, example.id, retries + 1, reason)
-    return RewardResult(0.0, "error", result.metrics)
+    return RewardResult(0.0, "error", result.metrics, result.details)
 
 
 def _one_line(text: str, limit: int = 300) -> str:

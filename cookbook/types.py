@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -84,15 +84,19 @@ RewardStatus = Literal["correct", "partial", "wrong", "malformed", "error"]
 
 @dataclass(frozen=True)
 class RewardResult:
-    """A score and what it means. Status "error" says that the grader failed, not the completion: it carries no value into any baseline."""
+    """A score and what it means. Status "error" says that the grader failed, not the completion: it carries no value into any baseline.
+
+    `metrics` are averaged over a step; `details` (JSON values) are only written down with the rollout.
+    """
 
     value: float
     status: RewardStatus
     metrics: Metrics = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
-Reward = Callable[[Completion, Example], "RewardResult | float"]
-"""A reward function. A plain float means: 1 is correct, 0 is wrong, anything else partial."""
+Reward = Callable[[Completion, Example], "RewardResult | float | Awaitable[RewardResult | float]"]
+"""A reward function, plain or async. A plain float means: 1 is correct, 0 is wrong, anything else partial."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from cookbook.errors import ConfigError
-from cookbook.scoring import as_result
+from cookbook.scoring import as_result, call
 from cookbook.suggest import did_you_mean
 from cookbook.types import Completion, Example, Metrics, Reward, RewardResult
 from rewards.validation import Validated
@@ -15,7 +15,7 @@ from rewards.validation import Validated
 class Weighted:
     """The weighted sum of named rewards.
 
-    `metrics[name]` is the unweighted value of each component; a component's own metrics follow as `name/key`. The status
+    `metrics[name]` is the unweighted value of each component; its own metrics follow as `name/key`, its details as `details[name]`. The status
     is that of the component `status_from` (default: the first), or "error" when any component's grader failed.
 
     Raises:
@@ -41,16 +41,17 @@ class Weighted:
         hint = did_you_mean(name, self._components)
         raise ConfigError(f"rewards.compose.Weighted: {field} names {name}{hint}; the components are {', '.join(self._components)}")
 
-    def __call__(self, completion: Completion, example: Example) -> RewardResult:
-        results = {name: as_result(reward(completion, example), name) for name, reward in self._components.items()}
+    async def __call__(self, completion: Completion, example: Example) -> RewardResult:
+        results = {name: as_result(await call(reward, completion, example), name) for name, reward in self._components.items()}
         metrics: Metrics = {}
         for name, result in results.items():
             metrics[name] = result.value
             metrics |= {f"{name}/{key}": value for key, value in result.metrics.items()}
+        details = {name: result.details for name, result in results.items() if result.details}
         if any(result.status == "error" for result in results.values()):
-            return RewardResult(0.0, "error", metrics)
+            return RewardResult(0.0, "error", metrics, details)
         value = sum(self._weights[name] * result.value for name, result in results.items())
-        return RewardResult(value, results[self._status_from].status, metrics)
+        return RewardResult(value, results[self._status_from].status, metrics, details)
 
     def validate(self, examples: Iterable[Example]) -> None:
         """Validate every component that can be. Raises DataError."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 from cookbook.backends.types import StopReason
 from cookbook.errors import DataError
-from cookbook.scoring import as_result, reward_name
+from cookbook.scoring import as_result, call, reward_name
 from cookbook.types import Completion, Example, Reward
 
 
@@ -23,7 +24,7 @@ class Validated(Protocol):
 def expect_score(reward: Reward, text: str, example: Example, expected: float, stop_reason: StopReason = "eos") -> None:
     """Raise DataError unless the completion `text` scores exactly `expected`."""
     name = reward_name(reward)
-    result = as_result(reward(Completion(text, stop_reason, num_tokens=0), example), name)
+    result = as_result(asyncio.run(call(reward, Completion(text, stop_reason, num_tokens=0), example)), name)
     if result.value != expected:
         raise DataError(
             f"{name}: {example.id} (gold answer {example.answer[:80]!r}) scores {result.value:g} ({result.status}) instead of {expected:g} "

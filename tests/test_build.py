@@ -17,6 +17,7 @@ from cookbook.losses.spec import BuiltinLoss
 from cookbook.rl.advantages import StdNormalized
 from rewards.compose import Weighted
 from rewards.math import GSM8K
+from tests.conftest import SMALL, CommandLine
 
 GRADED = {"_target_": "rewards.math.GSM8K"}
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -164,3 +165,7 @@ def test_neither_the_command_line_nor_a_loop_imports_torch_or_a_service_sdk():
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=120)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_sandbox_that_nothing_uses_is_refused(cli: CommandLine):
+    assert "sandbox: nothing in this run runs programs" in cli("recipe=gsm8k_grpo", *SMALL, "sandbox=local").line()

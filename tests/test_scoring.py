@@ -1,16 +1,23 @@
+import asyncio
 import functools
 import json
+import threading
 
 import numpy as np
 import pytest
 
+from cookbook import scoring
 from cookbook.errors import DataError, RewardError
-from cookbook.scoring import BrokenReward, as_result, reward_name, score
+from cookbook.scoring import BrokenReward, as_result, reward_name
 from cookbook.types import Completion, Example, RewardResult
 from rewards.math import GSM8K
 
 COMPLETION = Completion("#### 5", "eos", 3)
 EXAMPLE = Example("x/7", (), "5")
+
+
+def score(*args, **kwargs) -> RewardResult:
+    return asyncio.run(scoring.score(*args, **kwargs))
 
 
 class Scripted:
@@ -81,9 +88,30 @@ def test_a_grader_that_stays_down_gives_an_error_without_a_value(caplog: pytest.
     assert score(Scripted(result), COMPLETION, EXAMPLE, retries=0) == RewardResult(0.0, "error", {"tries": 1.0})
 
 
+def test_an_async_reward_is_awaited_on_the_event_loop_and_a_plain_one_runs_beside_it():
+    class Judge:
+        async def __call__(self, completion: Completion, example: Example) -> float:
+            await asyncio.sleep(0)
+            return float(threading.current_thread() is threading.main_thread())
+
+    async def judge(completion: Completion, example: Example, value: float) -> float:
+        return value
+
+    def plain(completion: Completion, example: Example) -> float:
+        return float(threading.current_thread() is threading.main_thread())
+
+    assert score(Judge(), COMPLETION, EXAMPLE) == RewardResult(1.0, "correct")
+    assert score(functools.partial(judge, value=0.5), COMPLETION, EXAMPLE) == RewardResult(0.5, "partial")
+    assert score(plain, COMPLETION, EXAMPLE) == RewardResult(0.0, "wrong")
+
+
 def test_the_wait_between_tries_doubles(monkeypatch: pytest.MonkeyPatch):
     waits: list[float] = []
-    monkeypatch.setattr("cookbook.scoring.time.sleep", waits.append)
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("cookbook.scoring.asyncio.sleep", sleep)
     score(Scripted(*[RewardError("down")] * 4), COMPLETION, EXAMPLE, retries=3, backoff_s=0.5)
     assert waits == [0.5, 1.0, 2.0]
 

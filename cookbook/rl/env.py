@@ -5,7 +5,6 @@ An `Env` is one episode and is used once. Token-in, token-out: an observation is
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -71,6 +70,5 @@ class _SingleTurnEnv:
     async def step(self, action: SampledSequence) -> StepResult:
         text = self._renderer.text(action.tokens)
         completion = Completion(text, action.stop_reason, len(action.tokens))
-        # A reward may run programs or ask a judge, so it must not hold up the event loop.
-        result = await asyncio.to_thread(score, self._reward, completion, self._example, retries=self._reward_retries)
+        result = await score(self._reward, completion, self._example, retries=self._reward_retries)
         return StepResult(text, result)

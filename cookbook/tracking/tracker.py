@@ -167,7 +167,7 @@ def rollout_record(step: int, example: Example, sample: int, trajectory: Traject
         "stop_reason": trajectory.transitions[-1].stop_reason,
         "tokens": trajectory.num_sampled_tokens,
     }
-    return record | {"turns": turns} if len(turns) > 1 else record
+    return record | ({"turns": turns} if len(turns) > 1 else details(trajectory.transitions[0]))
 
 
 def turn_record(transition: Transition) -> dict[str, Any]:
@@ -178,7 +178,12 @@ def turn_record(transition: Transition) -> dict[str, Any]:
         "status": transition.reward.status,
         "stop_reason": transition.stop_reason,
         "tokens": len(transition.completion_tokens),
-    }
+    } | details(transition)
+
+
+def details(transition: Transition) -> dict[str, Any]:
+    """What a reward had to say beyond its score, such as the status of every test."""
+    return {"details": dict(transition.reward.details)} if transition.reward.details else {}
 
 
 def prompt_text(example: Example) -> str:

@@ -1,3 +1,4 @@
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,7 @@ from omegaconf import OmegaConf
 
 from cookbook.backends.types import StopReason
 from cookbook.errors import ConfigError, DataError, RewardError
-from cookbook.scoring import BrokenReward
+from cookbook.scoring import BrokenReward, as_result, call
 from cookbook.types import Completion, Example, RewardResult
 from rewards.compose import Weighted
 from rewards.format import EndsProperly
@@ -25,7 +26,7 @@ def down(completion: Completion, example: Example) -> RewardResult:
 
 
 def run(reward, text: str = "#### 5", stop_reason: StopReason = "eos") -> RewardResult:
-    return reward(Completion(text, stop_reason, 1), EXAMPLE)
+    return as_result(asyncio.run(call(reward, Completion(text, stop_reason, 1), EXAMPLE)), "reward")
 
 
 def test_weighted_sum_with_the_parts_as_metrics_and_the_status_of_the_first():

@@ -1,3 +1,4 @@
+import asyncio
 import importlib.util
 import os
 import signal
@@ -120,7 +121,7 @@ def test_a_worker_killed_in_the_middle_is_an_error_and_the_next_call_starts_anot
 @needs_math_verify
 def test_a_worker_that_cannot_start_is_an_error_without_a_value(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rewards.latex.sys.executable", "/bin/false")
-    result = score(MathVerify(), Completion("5", "eos", 1), Example("x/1", (), "5"), retries=1, backoff_s=0)
+    result = asyncio.run(score(MathVerify(), Completion("5", "eos", 1), Example("x/1", (), "5"), retries=1, backoff_s=0))
     assert result == RewardResult(0.0, "error")
 
 
