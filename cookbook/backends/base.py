@@ -39,7 +39,7 @@ U = TypeVar("U")
 LossConfig = Mapping[str, float]
 
 CustomLoss = Callable[[Sequence[Datum], "Sequence[torch.Tensor]"], "tuple[torch.Tensor, dict[str, float]]"]
-"""A loss of one's own: from the datums and, per datum, its logprobs of `target_tokens` (shape `[length]`, with gradient)
+"""A loss of one's own: from the datums and, per datum, its logprobs of `target_tokens` (of their shape, with gradient)
 to the scalar to minimise (a sum, not a mean) and metrics."""
 
 
@@ -108,6 +108,8 @@ class Capabilities:
 
 class SamplingClient(Protocol):
     """Draws from one fixed set of weights."""
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase: ...
 
     def sample(
         self,

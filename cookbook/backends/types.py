@@ -41,12 +41,14 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class Datum:
-    """One training sequence: `model_input` and per-token arrays, each exactly as long as the input.
+    """One training sequence: `model_input` of T tokens and per-token arrays of shape `[T]`.
 
     Position `i` predicts `loss_fn_inputs["target_tokens"][i]`. `target_tokens` is stored as int64, everything else as float32.
+    For soft targets, as in distillation, `target_tokens` has shape `[T, K]`: K candidates per position. Only then may other arrays
+    have that shape too.
 
     Raises:
-        DataError: an array's length differs from the input's, is not one-dimensional, or holds a NaN.
+        DataError: an array has another shape, holds something that is no number, or holds a NaN.
     """
 
     model_input: ModelInput
@@ -55,19 +57,48 @@ class Datum:
     def __post_init__(self) -> None:
         if self.model_input.length == 0:
             raise DataError("Datum: model_input is empty; a datum needs at least one token")
-        arrays = {}
-        for key, values in self.loss_fn_inputs.items():
-            dtype = np.int64 if key in INTEGER_INPUTS else np.float32
-            array = np.asarray(values, dtype=dtype)
-            if array.ndim != 1 or len(array) != self.model_input.length:
+        arrays = {key: _per_token_array(key, values) for key, values in self.loss_fn_inputs.items()}
+        length, targets = self.model_input.length, arrays.get("target_tokens")
+        shapes = [(length,)]
+        if targets is not None and targets.ndim == 2 and len(targets) == length and targets.size:
+            shapes.append(targets.shape)
+        for key, array in arrays.items():
+            if array.shape not in shapes:
                 raise DataError(
-                    f"Datum: loss_fn_inputs[{key!r}] has shape {array.shape}, but model_input has "
-                    f"{self.model_input.length} tokens; every per-token array must be exactly that long"
+                    f"Datum: loss_fn_inputs[{key!r}] has shape {array.shape}, but model_input has {length} tokens; "
+                    f"every per-token array must be exactly that long, here of shape {' or '.join(map(str, shapes))}"
                 )
-            if dtype is np.float32 and np.isnan(array).any():
-                raise DataError(f"Datum: loss_fn_inputs[{key!r}] holds a NaN at position {int(np.isnan(array).argmax())}")
-            arrays[key] = array
+            if array.dtype == np.float32 and np.isnan(array).any():
+                raise DataError(f"Datum: loss_fn_inputs[{key!r}] holds a NaN at position {int(np.isnan(array).nonzero()[0][0])}")
         object.__setattr__(self, "loss_fn_inputs", arrays)
+
+
+def check_soft_targets(data: Sequence[Datum], loss_fn: str, accepted: bool) -> None:
+    """Refuse soft targets for a loss that takes none, and weights of another shape than theirs.
+
+    Raises:
+        DataError: naming the datum and the input.
+    """
+    for index, datum in enumerate(data):
+        for key, array in datum.loss_fn_inputs.items():
+            if array.ndim == 2 and not accepted:
+                raise DataError(
+                    f"datum {index}: loss_fn_inputs[{key!r}] has shape {array.shape}, but loss {loss_fn!r} takes one target per position; "
+                    "use cross_entropy for soft targets"
+                )
+        targets, weights = (datum.loss_fn_inputs.get(key) for key in ("target_tokens", "weights"))
+        if targets is not None and weights is not None and targets.shape != weights.shape:
+            raise DataError(
+                f"datum {index}: loss_fn_inputs['weights'] has shape {weights.shape}, but target_tokens has {targets.shape}; "
+                "soft targets need one weight each"
+            )
+
+
+def _per_token_array(key: str, values: object) -> np.ndarray:
+    try:
+        return np.asarray(values, dtype=np.int64 if key in INTEGER_INPUTS else np.float32)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"Datum: loss_fn_inputs[{key!r}] is not an array of numbers ({error}); give one number per token") from error
 
 
 @dataclass
@@ -142,7 +173,8 @@ class SampleResponse:
 
 @dataclass(frozen=True)
 class ForwardBackwardOutput:
-    """The answer to `forward` and `forward_backward`: per datum its outputs (`logprobs`, one float32 per token), and summed metrics.
+    """The answer to `forward` and `forward_backward`: per datum its outputs (`logprobs`, float32 in the shape of `target_tokens`), and
+    summed metrics.
 
     `metrics["loss:sum"]` is the loss itself: the sum over tokens and datums.
     `logprobs` at a position whose weight is zero may be 0.0: backends need not compute what no loss reads.

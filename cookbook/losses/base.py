@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from cookbook.backends.types import Datum
+from cookbook.backends.types import Datum, check_soft_targets
 from cookbook.errors import ConfigError, DataError
 from cookbook.suggest import did_you_mean
 
@@ -16,6 +16,8 @@ from cookbook.suggest import did_you_mean
 @dataclass(frozen=True)
 class TokenBatch:
     """The positions a loss is asked about, of whole datums laid end to end: N positions of S datums.
+
+    A position with K soft targets stands here K times, once with each of them.
 
     Attributes:
         logprobs: log-probability of each target token under the weights being trained, float32 `[N]`, with gradient.
@@ -50,12 +52,14 @@ class LossFunction:
         required: per-token arrays a datum must have. `weights` is always optional and defaults to 1.
         gates: inputs of which a zero makes a position's loss and gradient zero, so that it need not be computed.
         defaults: the settings and their default values.
+        soft_targets: `target_tokens` and `weights` may have shape `[T, K]`; the loss is a sum over both.
     """
 
     compute: Callable[[TokenBatch, Mapping[str, float]], TokenLosses]
     required: tuple[str, ...]
     gates: tuple[str, ...]
     defaults: Mapping[str, float] = field(default_factory=dict)
+    soft_targets: bool = False
 
 
 def complete_config(loss_name: str, loss: LossFunction, config: Mapping[str, float] | None) -> dict[str, float]:
@@ -88,7 +92,8 @@ def complete_config(loss_name: str, loss: LossFunction, config: Mapping[str, flo
 
 
 def check_inputs(loss_name: str, loss: LossFunction, known_inputs: Iterable[str], data: Sequence[Datum]) -> None:
-    """Refuse datums that lack an input of the loss, or carry one that no built-in loss knows: a misspelt `weights` would be ignored.
+    """Refuse datums that lack an input of the loss, have soft targets where it takes none, or carry an input that no built-in loss knows:
+    a misspelt `weights` would be ignored.
 
     Raises:
         DataError: naming the datum, the input and what the loss takes.
@@ -107,6 +112,7 @@ def check_inputs(loss_name: str, loss: LossFunction, known_inputs: Iterable[str]
                     f"datum {index}: loss_fn_inputs holds {key!r}{did_you_mean(key, known)}, which no built-in loss reads; "
                     f"they read {', '.join(known)}"
                 )
+    check_soft_targets(data, loss_name, loss.soft_targets)
 
 
 class MetricSums:

@@ -18,7 +18,7 @@ _POLICY_GATES = ("weights", "advantages")
 _GSPO_CLIPS = {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004}  # the paper's, section 5.1
 
 LOSSES: Mapping[str, LossFunction] = {
-    "cross_entropy": LossFunction(cross_entropy, ("target_tokens",), ("weights",)),
+    "cross_entropy": LossFunction(cross_entropy, ("target_tokens",), ("weights",), soft_targets=True),
     "importance_sampling": LossFunction(importance_sampling, _POLICY_INPUTS, _POLICY_GATES),
     "ppo": LossFunction(ppo, _POLICY_INPUTS, _POLICY_GATES, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "dual_clip": 0.0}),
     "cispo": LossFunction(cispo, _POLICY_INPUTS, _POLICY_GATES, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),

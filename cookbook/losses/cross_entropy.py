@@ -8,5 +8,5 @@ from cookbook.losses.base import TokenBatch, TokenLosses
 
 
 def cross_entropy(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
-    """-w * lp per token."""
+    """-w * lp per token; with K soft targets, the sum of that over them (w the teacher's probabilities: its cross-entropy)."""
     return TokenLosses(-batch.inputs["weights"] * batch.logprobs)

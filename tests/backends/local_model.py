@@ -53,6 +53,24 @@ def policy_data(seed: int = 0) -> list[Datum]:
     return data
 
 
+def soft_data() -> list[Datum]:
+    """Seven datums, every second with soft targets, of 1 to 6 per position: weights of both signs, whole positions and the last targets of
+    others of weight zero, one datum of weight zero throughout, one without weights."""
+    generator = np.random.default_rng(0)
+    data = []
+    for length, shape in [(7, (3,)), (31, ()), (18, (6,)), (12, ()), (5, (4,)), (9, ()), (40, (1,))]:
+        weights = generator.normal(0.2, 1, (length, *shape)).astype(np.float32)
+        weights[::3] = 0
+        if shape == (6,):
+            weights[:, 4:] = 0
+            weights[5, :3] = 0
+        inputs = {"target_tokens": generator.integers(2, 97, (length, *shape)), "weights": weights * (length != 9)}
+        if length == 5:
+            del inputs["weights"]
+        data.append(Datum(ModelInput.from_ints(generator.integers(2, 97, length).tolist()), inputs))
+    return data
+
+
 def accumulated_gradient(client: LocalTrainingClient) -> dict[str, torch.Tensor]:
     """What has accumulated since the last step, by parameter name."""
     session = client._session

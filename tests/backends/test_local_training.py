@@ -10,9 +10,12 @@ from transformers import AutoModelForCausalLM
 
 from cookbook.backends.local import LocalService
 from cookbook.backends.local import model as local_model
+from cookbook.backends.local.model import output_layer
 from cookbook.backends.types import AdamParams, Datum, ModelInput, SamplingParams
+from cookbook.datums import only_inputs
 from cookbook.errors import BackendError, ConfigError, DataError
-from tests.backends.local_model import accumulated_gradient, disturb, gradient_gap, policy_data, random_tokens
+from cookbook.losses.two_pass import forward_backward_two_pass
+from tests.backends.local_model import accumulated_gradient, disturb, gradient_gap, policy_data, random_tokens, soft_data
 
 ADAM = AdamParams(learning_rate=1e-2)
 
@@ -94,6 +97,83 @@ def test_logits_in_chunks_give_the_same_gradient(service: LocalService, random_m
     assert gradient_gap(*map(accumulated_gradient, clients)) < 1e-5
 
 
+@pytest.mark.parametrize("token_budget", [1000, 50, 1])
+@pytest.mark.parametrize("logit_elements", [1 << 24, 97 * 10])
+def test_soft_targets_equal_a_float64_reference(
+    random_model: str, token_budget: int, logit_elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside hard targets, of several widths, however they are batched: the logprobs, the loss and the gradient of every weight."""
+    monkeypatch.setattr(local_model, "_LOGIT_ELEMENTS", logit_elements)
+    data = soft_data()
+    peer = AutoModelForCausalLM.from_pretrained(random_model, dtype=torch.float64)
+    total, expected = torch.zeros((), dtype=torch.float64), []
+    for datum in data:
+        targets = torch.from_numpy(datum.loss_fn_inputs["target_tokens"]).reshape(datum.model_input.length, -1)
+        weights = torch.from_numpy(datum.loss_fn_inputs.get("weights", np.ones(targets.shape))).reshape(targets.shape)
+        logprobs = (peer(input_ids=torch.tensor([datum.model_input.tokens])).logits[0] / 0.7).log_softmax(-1)
+        chosen = torch.stack([logprobs[t, targets[t]] for t in range(len(targets))])
+        total = total - (weights * chosen).sum()
+        expected.append(torch.where(weights != 0, chosen, 0.0).detach().numpy())
+    total.backward()
+    service = LocalService(device="cpu", token_budget=token_budget)
+    client = service.create_lora_training_client(random_model, rank=None)
+    forward = client.forward(data, "cross_entropy", {"temperature": 0.7}).result()
+    backward = client.forward_backward(data, "cross_entropy", {"temperature": 0.7}).result()
+    for output in (forward, backward):
+        assert output.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-5)
+        for datum, reference, values in zip(data, expected, output.loss_fn_outputs, strict=True):
+            assert values["logprobs"].dtype == np.float32 and values["logprobs"].shape == datum.loss_fn_inputs["target_tokens"].shape
+            np.testing.assert_allclose(values["logprobs"].reshape(reference.shape), reference, rtol=1e-5, atol=1e-5)
+    gradient = {name: values.grad for name, values in peer.named_parameters()}
+    assert gradient_gap(gradient, accumulated_gradient(client)) < 1e-5
+    service.stop()
+
+
+def test_one_soft_target_is_a_hard_one(service: LocalService, random_model: str) -> None:
+    hard, soft = (service.create_lora_training_client(random_model, rank=None) for _ in range(2))
+    data = [only_inputs(datum, ("target_tokens", "weights")) for datum in policy_data()]
+    columns = [Datum(datum.model_input, {key: values[:, None] for key, values in datum.loss_fn_inputs.items()}) for datum in data]
+    expected, actual = (client.forward_backward(given, "cross_entropy").result() for client, given in ((hard, data), (soft, columns)))
+    assert actual.metrics == expected.metrics
+    for ours, theirs in zip(actual.loss_fn_outputs, expected.loss_fn_outputs, strict=True):
+        np.testing.assert_array_equal(ours["logprobs"], theirs["logprobs"][:, None])
+    assert gradient_gap(accumulated_gradient(hard), accumulated_gradient(soft)) == 0
+
+
+def test_soft_targets_share_one_pass_and_padding_costs_nothing(service: LocalService, random_model: str) -> None:
+    client = service.create_lora_training_client(random_model, rank=4, seed=0)
+    session = client._session
+    assert session is not None
+    rows: list[int] = []
+    count = output_layer(session.weights.model).register_forward_hook(lambda layer, given, logits: rows.append(len(logits)))
+    client.forward_backward(soft_data(), "cross_entropy").result()
+    count.remove()
+    positions = 0
+    for datum in soft_data():
+        weights = datum.loss_fn_inputs.get("weights", np.ones(datum.model_input.length))
+        positions += int((weights.reshape(len(weights), -1) != 0).any(1).sum())
+    assert sum(rows) == positions
+
+
+@pytest.mark.parametrize("token_budget", [1000, 1])
+def test_custom_loss_over_soft_targets(random_model: str, token_budget: int) -> None:
+    """A loss that couples all logprobs, in one operation and in the two passes of cross_entropy that a remote client makes."""
+
+    def squared_sum(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+        terms = [(each * torch.arange(1, each.numel() + 1).reshape(each.shape)).mean() for each in logprobs]
+        return torch.stack(terms).sum().square(), {}
+
+    data = [only_inputs(datum, ("target_tokens",)) for datum in soft_data()]
+    service = LocalService(device="cpu", token_budget=token_budget)
+    built_in, remote = (service.create_lora_training_client(random_model, rank=None) for _ in range(2))
+    ours = built_in.forward_backward_custom(data, squared_sum).result()
+    theirs = forward_backward_two_pass(remote, data, squared_sum).result()
+    assert ours.metrics["loss:sum"] == pytest.approx(theirs.metrics["loss:sum"], rel=1e-5)
+    assert [output["logprobs"].shape for output in ours.loss_fn_outputs] == [datum.loss_fn_inputs["target_tokens"].shape for datum in data]
+    assert gradient_gap(accumulated_gradient(built_in), accumulated_gradient(remote)) < 1e-5
+    service.stop()
+
+
 def test_only_positions_that_count_are_computed(service: LocalService, random_model: str) -> None:
     client = service.create_lora_training_client(random_model, rank=4, seed=0)
     data = policy_data()
@@ -160,11 +240,19 @@ def test_a_failed_operation_leaves_the_gradient_as_it_was(service: LocalService,
     before = {name: values.clone() for name, values in accumulated_gradient(client).items()}
     infinite = [Datum(data[0].model_input, {**data[0].loss_fn_inputs, "logprobs": np.full(7, -np.inf)})]
     outside = [Datum(ModelInput.from_ints([5, 97]), {"target_tokens": [1, 2]})]
+    soft_outside = [Datum(ModelInput.from_ints([5, 6]), {"target_tokens": [[1, 2], [98, 0]]})]
+    soft = {"target_tokens": [[1, 2], [3, 4]], "logprobs": [0, 0], "advantages": [1, 1]}
+    policy_soft = [Datum(ModelInput.from_ints([5, 6]), soft)]
+    flat_weights = [Datum(ModelInput.from_ints([5, 6]), {"target_tokens": [[1, 2], [3, 4]], "weights": [0, 1]})]
     failures = [
         (client.forward_backward_custom(data, broken), ZeroDivisionError, "in the custom loss"),
         (client.forward_backward_custom(data, not_a_number), BackendError, "loss 'custom' is nan"),
         (client.forward_backward(data + infinite, "importance_sampling"), BackendError, "loss 'importance_sampling' is"),
         (client.forward_backward(outside, "cross_entropy"), DataError, "token 97 is outside the vocabulary"),
+        (client.forward_backward(soft_outside, "cross_entropy"), DataError, "token 98 is outside the vocabulary"),
+        (client.forward_backward(data + policy_soft, "ppo"), DataError, "datum 9: .*'target_tokens'.* takes one target per position"),
+        (client.forward_backward(flat_weights, "cross_entropy"), DataError, "datum 0: .*'weights'.* one weight each"),
+        (client.forward_backward_custom(flat_weights, not_a_number), DataError, "datum 0: .*'weights'.* one weight each"),
         (client.forward_backward(data, "pp0"), ConfigError, "did you mean ppo"),
     ]
     for future, kind, message in failures:

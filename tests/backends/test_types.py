@@ -25,6 +25,39 @@ def test_datum_names_the_array_of_another_shape_and_both_lengths(values: np.ndar
     assert "'advantages'" in message and str(values.shape) in message and "3 tokens" in message and "\n" not in message
 
 
+def test_datum_takes_soft_targets_and_arrays_of_their_shape() -> None:
+    targets = [[6, 1], [7, 2], [8, 3]]
+    datum = Datum(INPUT, {"weights": np.ones((3, 2)), "target_tokens": targets, "advantages": np.ones(3)})
+    assert datum.loss_fn_inputs["target_tokens"].tolist() == targets and datum.loss_fn_inputs["weights"].dtype == np.float32
+    with pytest.raises(DataError, match=r"'weights'.* holds a NaN at position 1$"):
+        Datum(INPUT, {"target_tokens": targets, "weights": np.where(np.arange(6) == 3, np.nan, 0).reshape(3, 2)})
+
+
+@pytest.mark.parametrize(
+    ("key", "inputs"),
+    [
+        ("target_tokens", {"target_tokens": np.ones((4, 2))}),  # another length
+        ("target_tokens", {"target_tokens": np.ones((3, 0))}),  # no candidate
+        ("target_tokens", {"target_tokens": np.ones((3, 2, 1))}),
+        ("weights", {"target_tokens": np.ones((3, 2)), "weights": np.ones((3, 4))}),  # another number of candidates
+        ("weights", {"target_tokens": np.ones((3, 2)), "weights": np.ones((2, 3))}),
+        ("weights", {"target_tokens": np.ones(3), "weights": np.ones((3, 2))}),  # soft weights of hard targets
+        ("weights", {"weights": np.ones((3, 2))}),
+    ],
+)
+def test_datum_names_the_soft_array_that_does_not_fit(key: str, inputs: dict[str, np.ndarray]) -> None:
+    with pytest.raises(DataError) as raised:
+        Datum(INPUT, inputs)
+    message = str(raised.value)
+    assert f"{key!r}" in message and str(inputs[key].shape) in message and "3 tokens" in message and "\n" not in message
+
+
+@pytest.mark.parametrize("values", [[[1, 2], [3], [4]], ["a", "b", "c"], [None, 1, 2]])
+def test_datum_names_the_array_that_holds_no_numbers(values: list) -> None:
+    with pytest.raises(DataError, match=r"'target_tokens'.* is not an array of numbers"):
+        Datum(INPUT, {"target_tokens": values})  # pyright: ignore[reportArgumentType]
+
+
 def test_datum_names_the_array_and_position_of_a_nan() -> None:
     with pytest.raises(DataError, match=r"'logprobs'.*position 1"):
         Datum(INPUT, {"logprobs": np.array([0.0, np.nan, 0.0])})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ from cookbook.backends.types import Datum, ModelInput
 from cookbook.errors import CapabilityError, CookbookError
 
 if TYPE_CHECKING:
-    pass
+    import torch
 
 from tests.contract.harness import ContractHarness, Memoriser, NewClient, assert_close, assert_differ, known, logprobs_of, with_inputs
 
@@ -119,6 +120,72 @@ class TrainingContract(ContractHarness):
         expected = self.logprobs(whole, data)
         assert_close(self.logprobs(halves, data), expected, self.tolerance, "two halves are one whole")
         assert_close(self.logprobs(with_forward, data), expected, self.tolerance, "forward adds no gradient")
+
+    def test_soft_targets_are_the_sum_over_their_columns(self, new_client: NewClient, data: list[Datum]) -> None:
+        rng = np.random.default_rng(0)
+        soft, columns = [], []
+        for datum in data:
+            targets = np.stack([datum.loss_fn_inputs["target_tokens"], datum.model_input.tokens, datum.model_input.tokens[::-1]], axis=1)
+            weights = rng.normal(0.3, 1, targets.shape)
+            weights[::3], weights[1::3, 2] = 0, 0  # some positions, and the padding of others
+            soft.append(Datum(datum.model_input, {"target_tokens": targets, "weights": weights}))
+            columns += [Datum(datum.model_input, {"target_tokens": t, "weights": w}) for t, w in zip(targets.T, weights.T, strict=True)]
+        by_soft, by_columns = new_client(), new_client()
+        mixed = [*soft, *columns[:2]]
+        output = by_soft.forward_backward(mixed, "cross_entropy").result(60)
+        expected = by_columns.forward_backward([*columns, *columns[:2]], "cross_entropy").result(60)
+        assert output.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=self.tolerance, abs=self.tolerance)
+        for index, datum in enumerate(soft):
+            logprobs = output.loss_fn_outputs[index]["logprobs"]
+            assert logprobs.shape == datum.loss_fn_inputs["target_tokens"].shape and logprobs.dtype == np.float32
+            theirs = np.stack([expected.loss_fn_outputs[3 * index + column]["logprobs"] for column in range(3)], axis=1)
+            counted = datum.loss_fn_inputs["weights"] != 0
+            assert_close(logprobs[counted], theirs[counted], self.tolerance, f"logprobs of datum {index}")
+        for client in (by_soft, by_columns):
+            client.optim_step(self.smooth_adam()).result(60)
+        assert_close(self.logprobs(by_soft, data), self.logprobs(by_columns, data), self.tolerance, "after a step")
+        assert_differ(self.logprobs(by_soft, data), self.logprobs(new_client(), data), self.tolerance, "soft targets teach something")
+        unweighted = [Datum(datum.model_input, {"target_tokens": datum.loss_fn_inputs["target_tokens"]}) for datum in soft]
+        forward = by_soft.forward(unweighted, "cross_entropy").result(60)
+        everything = sum(float(output["logprobs"].astype(np.float64).sum()) for output in forward.loss_fn_outputs)
+        assert forward.metrics["loss:sum"] == pytest.approx(-everything, rel=self.tolerance)
+
+    def test_soft_targets_that_cannot_be_trained_are_refused(
+        self, service: ServiceClient, client: TrainingClient, data: list[Datum]
+    ) -> None:
+        ones = np.ones(data[0].model_input.length)
+        targets = np.stack([data[0].loss_fn_inputs["target_tokens"]] * 2, axis=1)
+        policy = Datum(data[0].model_input, {"target_tokens": targets, "logprobs": -ones, "advantages": ones})
+        for loss_fn in service.capabilities.losses - {"cross_entropy"}:
+            with pytest.raises(CookbookError, match=r"datum 0.*target_tokens"):
+                client.forward_backward([policy], loss_fn).result(60)
+        with pytest.raises(CookbookError, match="weights"):
+            client.forward_backward([Datum(data[0].model_input, {"target_tokens": targets, "weights": ones})], "cross_entropy").result(60)
+        if service.capabilities.critic:
+            value = Datum(data[0].model_input, {"target_tokens": targets, "old_values": ones, "returns": ones})
+            critic = service.create_lora_training_client(self.base_model, role="critic")
+            with critic, pytest.raises(CookbookError, match=r"datum 0.*target_tokens"):
+                critic.forward_backward([value], "value").result(60)
+
+    def test_custom_loss_over_soft_targets(self, service: ServiceClient, new_client: NewClient, data: list[Datum]) -> None:
+        if not service.capabilities.custom_loss:
+            pytest.skip("no custom losses")
+        import torch
+
+        def contrast(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+            return (0.5 * torch.cat(list(logprobs))[:, 1] - torch.cat(list(logprobs))[:, 0]).sum(), {}
+
+        custom, built_in = new_client(), new_client()
+        targets = [np.stack([datum.loss_fn_inputs["target_tokens"], datum.model_input.tokens], axis=1) for datum in data]
+        soft = [Datum(datum.model_input, {"target_tokens": each}) for datum, each in zip(data, targets, strict=True)]
+        weighted = [with_inputs(datum, weights=np.tile([1, -0.5], (datum.model_input.length, 1))) for datum in soft]
+        output = custom.forward_backward_custom(soft, contrast).result(60)
+        expected = built_in.forward_backward(weighted, "cross_entropy").result(60)
+        assert output.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=self.tolerance, abs=self.tolerance)
+        for client in (custom, built_in):
+            client.optim_step(self.smooth_adam()).result(60)
+        assert_close(self.logprobs(custom, data), self.logprobs(built_in, data), self.tolerance, "after a step")
+        assert_differ(self.logprobs(custom, data), self.logprobs(new_client(), data), self.tolerance, "the step has an effect")
 
     def test_optim_step_clears_the_gradient(self, client: TrainingClient, data: list[Datum]) -> None:
         self.train(client, data)

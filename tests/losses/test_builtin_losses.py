@@ -116,3 +116,17 @@ def test_missing_and_misspelt_inputs_are_named() -> None:
     misspelt = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weight": [0, 1]})
     with pytest.raises(DataError, match="'weight' \\(did you mean weights"):
         check_inputs("cross_entropy", LOSSES["cross_entropy"], KNOWN_INPUTS, [misspelt])
+
+
+def test_soft_targets_are_for_cross_entropy_and_have_a_weight_each() -> None:
+    targets = [[2, 3], [4, 5]]
+    soft = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": targets, "weights": [[0.5, 0.5], [1, 0]]})
+    check_inputs("cross_entropy", LOSSES["cross_entropy"], KNOWN_INPUTS, [soft])
+    hard = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "logprobs": [0, 0], "advantages": [1, 1]})
+    policy = Datum(ModelInput.from_ints([1, 2]), {**hard.loss_fn_inputs, "target_tokens": targets})
+    for name in LOSSES.keys() - {"cross_entropy"}:
+        with pytest.raises(DataError, match=rf"datum 1: loss_fn_inputs\['target_tokens'\] has shape \(2, 2\), but loss '{name}'"):
+            check_inputs(name, LOSSES[name], KNOWN_INPUTS, [hard, policy])
+    flat_weights = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": targets, "weights": [1, 0]})
+    with pytest.raises(DataError, match=r"datum 1: loss_fn_inputs\['weights'\] has shape \(2,\), but target_tokens has \(2, 2\)"):
+        check_inputs("cross_entropy", LOSSES["cross_entropy"], KNOWN_INPUTS, [soft, flat_weights])

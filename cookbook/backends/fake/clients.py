@@ -34,6 +34,7 @@ from cookbook.backends.types import (
     SampleResponse,
     SamplingParams,
     SaveResponse,
+    check_soft_targets,
 )
 from cookbook.errors import BackendError, CapabilityError, CheckpointError, ConfigError, DataError
 
@@ -211,6 +212,7 @@ class FakeTrainingClient:
         temperature = config.get("temperature", 1.0)
         if not temperature > 0:
             raise ConfigError(f"loss_fn_config of {loss_fn!r}: temperature is {temperature}; it must be above 0")
+        check_soft_targets(data, loss_fn, accepted=loss_fn == "cross_entropy")
         previous, inputs = _flatten(data, loss_fn, loss.inputs)
         targets = inputs["target_tokens"]
         logits = self._logits
@@ -228,6 +230,7 @@ class FakeTrainingClient:
             )
         import torch  # the caller's function takes tensors; nothing else here does
 
+        check_soft_targets(data, "custom", accepted=True)
         previous, inputs = _flatten(data, "custom", ("target_tokens",))
         targets = inputs["target_tokens"]
         outputs = _split(target_logprobs(self._logits, previous, targets), data)
@@ -260,6 +263,9 @@ class FakeSamplingClient:
         self._logits = logits
         self._logprobs = log_softmax(logits)
         self._next_tokens: dict[tuple[float, float, int], NextToken] = {}
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        return build_tokenizer()
 
     def sample(
         self,
@@ -333,7 +339,8 @@ def _check_tokens(tokens: ModelInput, what: str) -> None:
 
 
 def _flatten(data: Sequence[Datum], loss_fn: str, required: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """All datums as one run of tokens: the input tokens, and the required inputs plus `weights` (default 1) and `datum` (its index)."""
+    """All datums as one run of targets: the input token before each, and the required inputs plus `weights` (default 1) and `datum` (its
+    index). Soft targets follow one another, position by position."""
     if not data:
         raise DataError(f"loss_fn {loss_fn!r}: data is empty; give at least one datum")
     columns: dict[str, list[np.ndarray]] = {key: [] for key in (*required, "weights")}
@@ -345,22 +352,27 @@ def _flatten(data: Sequence[Datum], loss_fn: str, required: Sequence[str]) -> tu
                 close = difflib.get_close_matches(key, present, n=1)
                 hint = f"did you mean to write {key!r} for {close[0]!r}?" if close else f"it has {', '.join(present) or 'none'}"
                 raise DataError(f"datum {index}: loss_fn {loss_fn!r} needs loss_fn_inputs[{key!r}]; {hint}")
-            columns[key].append(datum.loss_fn_inputs[key])
-        columns["weights"].append(datum.loss_fn_inputs.get("weights", np.ones(datum.model_input.length, np.float32)))
-        _check_tokens(ModelInput.from_ints(datum.loss_fn_inputs["target_tokens"].tolist()), f"datum {index}: target_tokens")
-    previous = np.concatenate([datum.model_input.tokens for datum in data])
+            columns[key].append(datum.loss_fn_inputs[key].ravel())
+        targets = datum.loss_fn_inputs["target_tokens"]
+        columns["weights"].append(datum.loss_fn_inputs.get("weights", np.ones(targets.shape, np.float32)).ravel())
+        _check_tokens(ModelInput.from_ints(targets.ravel().tolist()), f"datum {index}: target_tokens")
+    sizes = [datum.loss_fn_inputs["target_tokens"].size for datum in data]
+    previous = np.concatenate(
+        [np.repeat(datum.model_input.tokens, size // datum.model_input.length) for datum, size in zip(data, sizes, strict=True)]
+    )
     inputs = {key: np.concatenate(arrays) for key, arrays in columns.items()}
-    inputs["datum"] = np.repeat(np.arange(len(data)), [datum.model_input.length for datum in data])
+    inputs["datum"] = np.repeat(np.arange(len(data)), sizes)
     return previous, inputs
 
 
 def _split(logprobs: np.ndarray, data: Sequence[Datum]) -> list[dict[str, np.ndarray]]:
-    ends = np.cumsum([datum.model_input.length for datum in data])[:-1]
-    return [{"logprobs": part} for part in np.split(logprobs.astype(np.float32), ends)]
+    targets = [datum.loss_fn_inputs["target_tokens"] for datum in data]
+    parts = np.split(logprobs.astype(np.float32), np.cumsum([array.size for array in targets])[:-1])
+    return [{"logprobs": part.reshape(array.shape)} for part, array in zip(parts, targets, strict=True)]
 
 
 def _slopes(loss: torch.Tensor, logprobs: Sequence[torch.Tensor]) -> np.ndarray:
-    """The derivative of a custom loss by every logprob, `[tokens]`; zero where the loss does not read it."""
+    """The derivative of a custom loss by every logprob, `[targets]`; zero where the loss does not read it."""
     import torch
 
     if loss.ndim != 0 or not loss.requires_grad:
@@ -369,4 +381,4 @@ def _slopes(loss: torch.Tensor, logprobs: Sequence[torch.Tensor]) -> np.ndarray:
             f"and requires_grad={loss.requires_grad}"
         )
     gradients = torch.autograd.grad(loss, logprobs, allow_unused=True, materialize_grads=True)
-    return np.concatenate([gradient.numpy() for gradient in gradients]).astype(np.float64)
+    return np.concatenate([gradient.numpy().ravel() for gradient in gradients]).astype(np.float64)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cookbook.backends.fake.model import TrainedWeights
-from cookbook.backends.types import Datum, ForwardBackwardOutput
+from cookbook.backends.types import Datum, ForwardBackwardOutput, check_soft_targets
 from cookbook.errors import CapabilityError, ConfigError, DataError
 
 VALUE_INPUTS = ("old_values", "returns")
@@ -23,6 +23,7 @@ def value_loss(
     if len(settings) > 1:
         raise ConfigError(f"loss_fn_config of 'value' has the key clip_range only, not {', '.join(sorted(settings))}")
     clip_range = settings["clip_range"]
+    check_soft_targets(data, loss_fn, accepted=False)
     outputs, total = [], 0.0
     for index, datum in enumerate(data):
         inputs = datum.loss_fn_inputs

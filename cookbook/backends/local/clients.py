@@ -47,6 +47,10 @@ class LocalSamplingClient:
         self._base = base
         self._pinned = pinned
 
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The base model's tokenizer."""
+        return self._base.tokenizer
+
     def sample(
         self,
         prompt: ModelInput,

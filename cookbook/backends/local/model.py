@@ -151,30 +151,47 @@ def hidden_states(model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tens
 
 
 def token_logprobs(
-    model: PreTrainedModel, input_ids: torch.Tensor, flat_positions: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    flat_positions: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float = 1.0,
+    position_of_target: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Logprobs of given tokens, float32 `[N]`: of `targets[n]` at position `flat_positions[n]` of the flattened rows.
 
     `input_ids` `[rows, length]` is right-padded; `flat_positions` and `targets` are `[N]`. The output layer runs at those
     positions alone, and in chunks; with more than one chunk the backward pass recomputes the logits instead of keeping them.
+
+    Where positions have several targets, `position_of_target` `[N]`, ascending, says at which of the `flat_positions` `[P]` each
+    one is; the output layer still runs once per position.
     """
     hidden = hidden_states(model, input_ids).flatten(0, 1)[flat_positions]
     head = output_layer(model)
     chunk = max(1, _LOGIT_ELEMENTS // len(embedding_weight(model)))
-    if len(targets) <= chunk:
-        return _selected_logprobs(head, hidden, targets, temperature)
+    if len(hidden) <= chunk:
+        return _selected_logprobs(head, hidden, targets, temperature, position_of_target)
+    starts = list(range(0, len(hidden), chunk))
+    first_targets = starts
+    if position_of_target is not None:
+        first_targets = torch.searchsorted(position_of_target, torch.tensor(starts, device=targets.device)).tolist()
     parts = []
-    for start in range(0, len(targets), chunk):
-        arguments = head, hidden[start : start + chunk], targets[start : start + chunk], temperature
+    for start, first, end in zip(starts, first_targets, [*first_targets[1:], len(targets)], strict=True):
+        rows = None if position_of_target is None else position_of_target[first:end] - start
+        arguments = head, hidden[start : start + chunk], targets[first:end], temperature, rows
         parts.append(checkpoint(_selected_logprobs, *arguments, use_reentrant=False, preserve_rng_state=False))
     return torch.cat(parts)
 
 
-def _selected_logprobs(head: nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
+def _selected_logprobs(
+    head: nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, rows: torch.Tensor | None
+) -> torch.Tensor:
     logits = head(hidden).float()
     if temperature != 1.0:
         logits = logits / temperature
-    return logits.gather(-1, targets[:, None]).squeeze(-1) - logits.logsumexp(-1)
+    if rows is None:
+        return logits.gather(-1, targets[:, None]).squeeze(-1) - logits.logsumexp(-1)
+    return logits[rows, targets] - logits.logsumexp(-1)[rows]
 
 
 def right_padded(rows: list[list[int]] | list[tuple[int, ...]], device: torch.device) -> torch.Tensor:

@@ -12,42 +12,48 @@ import torch
 from cookbook.backends.base import CustomLoss
 from cookbook.backends.local.model import BaseModel, hidden_states, microbatches, right_padded, token_logprobs
 from cookbook.backends.local.weights import TrainableWeights, ValueHead
-from cookbook.backends.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse
+from cookbook.backends.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse, check_soft_targets
 from cookbook.errors import BackendError, CapabilityError, DataError
 from cookbook.losses.base import LossFunction, MetricSums, TokenBatch, check_inputs
 from cookbook.losses.builtin import KNOWN_INPUTS, LOSSES, resolve_loss
 from cookbook.losses.value import VALUE
+
+Entries = tuple[np.ndarray, ...]
+"""Places in a per-token array, one index array per dimension, in the order of the array's elements."""
 
 
 @dataclass(frozen=True)
 class Microbatch:
     """Some datums, each cut after its last computed position, padded into one block.
 
-    `positions[k]` are the computed positions of datum `datums[k]`; all tensors run over them datum by datum.
+    `entries[k]` indexes what is computed of datum `datums[k]`: positions, or of soft targets `[T, K]` positions and columns.
+    `targets` and `segments` `[N]` run over the entries datum by datum, `flat_positions` `[P]` over the positions they are at;
+    `position_of_target` `[N]` says which of those, None where each has one.
     """
 
     datums: list[int]
-    positions: list[np.ndarray]
+    entries: list[Entries]
     input_ids: torch.Tensor
     flat_positions: torch.Tensor
     targets: torch.Tensor
     segments: torch.Tensor
+    position_of_target: torch.Tensor | None = None
 
     def gather(self, data: Sequence[Datum], key: str) -> torch.Tensor:
-        """The per-token input `key` at the computed positions, 1 where a datum has none."""
+        """The per-token input `key` at the entries, 1 where a datum has none."""
         rows = []
-        for index, positions in zip(self.datums, self.positions, strict=True):
+        for index, entries in zip(self.datums, self.entries, strict=True):
             values = data[index].loss_fn_inputs.get(key)
-            rows.append(np.ones(len(positions), np.float32) if values is None else values[positions])
+            rows.append(np.ones(len(entries[0]), np.float32) if values is None else values[entries])
         return torch.from_numpy(np.concatenate(rows)).to(self.input_ids.device)
 
     def scatter(self, logprobs: torch.Tensor, outputs: list[np.ndarray]) -> None:
-        """Write the logprobs of the computed positions into the datums' arrays."""
+        """Write the logprobs of the entries into the datums' arrays."""
         values = logprobs.detach().cpu().numpy()
         start = 0
-        for index, positions in zip(self.datums, self.positions, strict=True):
-            outputs[index][positions] = values[start : start + len(positions)]
-            start += len(positions)
+        for index, entries in zip(self.datums, self.entries, strict=True):
+            outputs[index][entries] = values[start : start + len(entries[0])]
+            start += len(entries[0])
 
 
 class TrainingSession:
@@ -76,14 +82,15 @@ class TrainingSession:
         """A built-in loss, and its gradient if `backward`.
 
         Positions whose weight is zero are not computed; `backward` also leaves out those with advantage zero, which a
-        policy loss multiplies by it. A datum without any position left costs nothing.
+        policy loss multiplies by it. A datum without any position left costs nothing. Soft targets share the one pass of their
+        position; those of weight zero are left out likewise, so that padding costs nothing.
         """
         loss, config = resolve_loss(loss_fn, loss_fn_config, self.losses)
         check_inputs(loss_fn, loss, self.known_inputs, data)
         _check_tokens(data, self.weights.base)
         gates = loss.gates if backward else ("weights",)
         inputs = {"weights", *loss.required} - {"target_tokens"}
-        outputs = [np.zeros(datum.model_input.length, np.float32) for datum in data]
+        outputs = _zeros_like_targets(data)
         metrics = MetricSums()
 
         def run(batch: Microbatch) -> None:
@@ -119,8 +126,9 @@ class TrainingSession:
         for index, datum in enumerate(data):
             if "target_tokens" not in datum.loss_fn_inputs:
                 raise DataError(f"datum {index}: forward_backward_custom needs loss_fn_inputs 'target_tokens'")
+        check_soft_targets(data, "custom", accepted=True)
         _check_tokens(data, self.weights.base)
-        outputs = [np.zeros(datum.model_input.length, np.float32) for datum in data]
+        outputs = _zeros_like_targets(data)
         batches = self._batches(data, ("weights",))
         one_pass = len(batches) == 1
         with _FreshGradient(self) as fresh:
@@ -176,25 +184,30 @@ class TrainingSession:
         return TokenBatch(predictions, inputs, segments)
 
     def _logprobs(self, batch: Microbatch, temperature: float = 1.0) -> torch.Tensor:
-        return token_logprobs(self.weights.model, batch.input_ids, batch.flat_positions, batch.targets, temperature)
+        return token_logprobs(
+            self.weights.model, batch.input_ids, batch.flat_positions, batch.targets, temperature, batch.position_of_target
+        )
 
     def _batches(self, data: Sequence[Datum], gates: Sequence[str]) -> list[Microbatch]:
         """Micro-batches within the token budget over the datums that have a position where every gate is non-zero."""
-        positions = [_computed_positions(datum, gates) for datum in data]
-        used = [index for index, found in enumerate(positions) if len(found)]
-        batches = microbatches([int(positions[index][-1]) + 1 for index in used], self._token_budget)
-        return [self._microbatch(data, [used[item] for item in batch], positions) for batch in batches]
+        entries = [_computed_entries(datum, gates) for datum in data]
+        used = [index for index, found in enumerate(entries) if len(found[0])]
+        batches = microbatches([int(entries[index][0][-1]) + 1 for index in used], self._token_budget)
+        return [self._microbatch(data, [used[item] for item in batch], entries) for batch in batches]
 
-    def _microbatch(self, data: Sequence[Datum], datums: list[int], positions: list[np.ndarray]) -> Microbatch:
+    def _microbatch(self, data: Sequence[Datum], datums: list[int], entries: list[Entries]) -> Microbatch:
         device = self.weights.base.device
-        computed = [positions[index] for index in datums]
+        computed = [entries[index] for index in datums]
         chosen = [(data[index], found) for index, found in zip(datums, computed, strict=True)]
-        input_ids = right_padded([datum.model_input.tokens[: found[-1] + 1] for datum, found in chosen], device)
-        flat = np.concatenate([row * input_ids.shape[1] + found for row, found in enumerate(computed)])
+        input_ids = right_padded([datum.model_input.tokens[: found[0][-1] + 1] for datum, found in chosen], device)
+        flat = np.concatenate([row * input_ids.shape[1] + found[0] for row, found in enumerate(computed)])
         targets = np.concatenate([datum.loss_fn_inputs["target_tokens"][found] for datum, found in chosen])
-        segments = np.repeat(np.arange(len(datums)), [len(found) for found in computed])
-        tensors = [torch.from_numpy(array).to(device) for array in (flat, targets, segments)]
-        return Microbatch(datums, computed, input_ids, *tensors)
+        segments = np.repeat(np.arange(len(datums)), [len(found[0]) for found in computed])
+        first = np.diff(flat, prepend=-1) > 0  # ascending, a position repeated for each of its soft targets
+        tensors = [torch.from_numpy(array).to(device) for array in (flat[first], targets, segments)]
+        if first.all():
+            return Microbatch(datums, computed, input_ids, *tensors)
+        return Microbatch(datums, computed, input_ids, *tensors, position_of_target=torch.from_numpy(first.cumsum() - 1).to(device))
 
 
 class CriticSession(TrainingSession):
@@ -241,22 +254,26 @@ class _FreshGradient:
             parameter.grad = None
 
 
-def _computed_positions(datum: Datum, gates: Sequence[str]) -> np.ndarray:
-    """Positions where every gate that the datum carries is non-zero."""
-    needed = np.ones(datum.model_input.length, dtype=bool)
+def _zeros_like_targets(data: Sequence[Datum]) -> list[np.ndarray]:
+    return [np.zeros(datum.loss_fn_inputs["target_tokens"].shape, np.float32) for datum in data]
+
+
+def _computed_entries(datum: Datum, gates: Sequence[str]) -> Entries:
+    """Where every gate that the datum carries is non-zero."""
+    needed = np.ones(datum.loss_fn_inputs["target_tokens"].shape, dtype=bool)
     for gate in gates:
         if gate in datum.loss_fn_inputs:
             needed &= datum.loss_fn_inputs[gate] != 0
-    return needed.nonzero()[0]
+    return needed.nonzero()
 
 
 def _slopes(batch: Microbatch, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
-    """dL/dlogprob at the computed positions of a micro-batch."""
+    """dL/dlogprob at the entries of a micro-batch."""
     rows = []
-    for index, positions in zip(batch.datums, batch.positions, strict=True):
+    for index, entries in zip(batch.datums, batch.entries, strict=True):
         gradient = leaves[index].grad
-        where = torch.from_numpy(positions).to(leaves[index].device)
-        rows.append(torch.zeros(len(positions), device=leaves[index].device) if gradient is None else gradient[where])
+        where = tuple(torch.from_numpy(places).to(leaves[index].device) for places in entries)
+        rows.append(torch.zeros(len(entries[0]), device=leaves[index].device) if gradient is None else gradient[where])
     return torch.cat(rows)
 
 
