@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from cookbook.data.bad_rows import BadRows
 from cookbook.errors import DataError
 from cookbook.types import Example
 
@@ -22,6 +23,9 @@ class PromptDataset(Protocol):
 
     @property
     def test(self) -> Sequence[Example]: ...
+
+    @property
+    def bad_rows(self) -> BadRows: ...
 
 
 def order_index(position: int, length: int, seed: int) -> int:

@@ -4,45 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from cookbook.data.bad_rows import BadRows
 from cookbook.data.chat_rows import BadRow, parse_row
 from cookbook.data.files import Row, Split, read_file, read_folder, read_hub
 from cookbook.errors import DataError
 from cookbook.types import Conversation
-
-EXAMPLES_SHOWN = 3
-"""Places named for each kind of fault."""
-
-
-@dataclass
-class BadRows:
-    """The rows that were skipped: how many of each kind of fault, and where the first ones stand."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    places: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, problem: str, place: str) -> None:
-        self.counts[problem] += 1
-        shown = self.places.setdefault(problem, [])
-        if len(shown) < EXAMPLES_SHOWN:
-            shown.append(place)
-
-    @property
-    def total(self) -> int:
-        return self.counts.total()
-
-    def __str__(self) -> str:
-        """For example "9 rows skipped: 8 no assistant turn (train.jsonl:17, train.jsonl:20, ...), 1 no messages (train.jsonl:4)"."""
-        kinds = []
-        for problem, count in self.counts.most_common():
-            more = ", ..." if count > len(self.places[problem]) else ""
-            kinds.append(f"{count} {problem} ({', '.join(self.places[problem])}{more})")
-        return f"{self.total} row{'s' * (self.total != 1)} skipped: {', '.join(kinds)}" if kinds else "no row skipped"
 
 
 class ConversationDataset(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cookbook.data.chat import BadRows
+from cookbook.data.bad_rows import BadRows
 from cookbook.data.generated import Draws, GeneratedSequence
 from cookbook.data.word_problems import WordProblems
 from cookbook.types import Example, Message, PreferencePair

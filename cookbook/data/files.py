@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +16,17 @@ Split = Literal["train", "test"]
 Row = tuple[str, Mapping[str, Any]]
 """Where a row stands ("train.jsonl:3"), and its columns."""
 
+OnBroken = Callable[[str, DataError], None]
+"""What to do about a line that is no JSON object: called with its place and the error, after which the reading goes on."""
 
-def read_folder(folder: Path, split: str, hub_config: str | None) -> Iterator[Row]:
+LARGEST_LINE = 1 << 30
+"""Bytes of a line, after decompression. More is taken for a fault (or a trap), not for data."""
+
+
+def read_folder(folder: Path, split: str, hub_config: str | None, on_broken: OnBroken | None = None) -> Iterator[Row]:
     """The rows of `<split>.jsonl` or `<split>*.parquet`, in the folder itself or in its subfolder `<hub_config>` or `data`.
+
+    A line that is no JSON object ends the reading with an error, or goes to `on_broken` where that is given.
 
     Raises:
         DataError: no such folder, or no such split in it; while iterating, a file or a line that cannot be read.
@@ -27,7 +37,7 @@ def read_folder(folder: Path, split: str, hub_config: str | None) -> Iterator[Ro
     places = [folder, *(folder / name for name in (hub_config, "data") if name)]
     for place in places:
         if (place / f"{split}.jsonl").is_file():
-            return read_jsonl(place / f"{split}.jsonl")
+            return read_jsonl(place / f"{split}.jsonl", on_broken)
         if files := sorted(place.glob(f"{split}*.parquet")):
             return (row for file in files for row in read_parquet(file))
     raise DataError(
@@ -36,35 +46,54 @@ def read_folder(folder: Path, split: str, hub_config: str | None) -> Iterator[Ro
     )
 
 
-def read_file(file: Path) -> Iterator[Row]:
-    """The rows of one file, which its name says to be JSONL or Parquet.
+def read_file(file: Path, on_broken: OnBroken | None = None) -> Iterator[Row]:
+    """The rows of one file, which its name says to be JSONL, JSONL compressed by gzip, or Parquet. `on_broken` as in `read_folder`.
 
     Raises:
-        DataError: neither `.jsonl` nor `.parquet`; while iterating, a line or the file cannot be read.
+        DataError: neither `.jsonl`, `.jsonl.gz` nor `.parquet`; while iterating, a line or the file cannot be read.
     """
-    if file.suffix == ".jsonl":
-        return read_jsonl(file)
+    if file.name.endswith((".jsonl", ".jsonl.gz")):
+        return read_jsonl(file, on_broken)
     if file.suffix == ".parquet":
         return read_parquet(file)
-    raise DataError(f"dataset.path={file}: the file's name must end in .jsonl or .parquet")
+    raise DataError(f"dataset.path={file}: the file's name must end in .jsonl or .parquet (or .jsonl.gz)")
 
 
-def read_jsonl(file: Path) -> Iterator[Row]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            where = f"{file}:{number}"
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                problem = error.msg.removesuffix(" at")
-                raise DataError(f"{where}: not valid JSON: {problem} at column {error.colno}; mend or delete the line") from error
-            except (ValueError, RecursionError) as error:  # not UTF-8, an endless number, nested too deeply
-                raise DataError(f"{where}: not readable as JSON ({type(error).__name__}: {error}); mend or delete the line") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{where}: a JSON {type(row).__name__} where an object with the row's columns belongs")
-            yield where, row
+def read_jsonl(file: Path, on_broken: OnBroken | None = None) -> Iterator[Row]:
+    for number, line in enumerate(_lines(file), start=1):
+        where = f"{file}:{number}"
+        if not line.strip():
+            continue
+        try:
+            yield where, _row(where, line)
+        except DataError as error:
+            if on_broken is None:
+                raise
+            on_broken(where, error)
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+            for number, line in enumerate(iter(lambda: lines.readline(LARGEST_LINE), b""), start=1):
+                if len(line) == LARGEST_LINE:
+                    raise DataError(f"{file}:{number}: longer than {LARGEST_LINE >> 20} MiB; split the file into one JSON object per line")
+                yield line
+    except (EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{file}: not readable: {type(error).__name__}: {error}") from error
+
+
+def _row(where: str, line: bytes) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        problem = error.msg.removesuffix(" at")
+        raise DataError(f"{where}: not valid JSON: {problem} at column {error.colno}; mend or delete the line") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, an endless number, nested too deeply
+        raise DataError(f"{where}: not readable as JSON ({type(error).__name__}: {error}); mend or delete the line") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a JSON {type(row).__name__} where an object with the row's columns belongs")
+    return row
 
 
 def read_parquet(file: Path) -> Iterator[Row]:

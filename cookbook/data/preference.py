@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from cookbook.data.chat import BadRows
+from cookbook.data.bad_rows import BadRows
 from cookbook.data.chat_rows import ROLES, BadRow, parse_row
 from cookbook.data.files import Row, Split, read_folder, read_hub
 from cookbook.data.generated import GeneratedSequence

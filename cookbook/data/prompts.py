@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cookbook.data.bad_rows import BadRows
 from cookbook.data.files import Split, read_folder, read_hub
 from cookbook.errors import DataError
 from cookbook.types import Example, Message
@@ -80,6 +81,7 @@ class PromptAnswers:
                 raise DataError(f"dataset.{split}_size={size}: {path or hub_id} has only {len(examples)} rows in {split}; null takes all")
             return examples
 
+        self.bad_rows = BadRows()
         self.train: Sequence[Example] = read("train", train_size)
         self.test: Sequence[Example] = read("test", test_size)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cookbook.data.chat import BadRows
+from cookbook.data.bad_rows import BadRows
 from cookbook.data.files import Split
 from cookbook.data.generated import Draws, GeneratedSequence, is_held_out
 from cookbook.errors import DataError

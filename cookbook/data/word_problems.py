@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from cookbook.data.bad_rows import BadRows
 from cookbook.data.files import Split
 from cookbook.data.generated import Draws, GeneratedSequence, is_held_out
 from cookbook.errors import DataError
@@ -243,5 +244,6 @@ class WordProblems:
         for name, size in (("train_size", train_size), ("test_size", test_size)):
             if size < 0:
                 raise DataError(f"word_problems: {name} is {size}; it must be 0 or more")
+        self.bad_rows = BadRows()
         self.train: Sequence[Example] = GeneratedSequence(lambda index: _make_example(seed, "train", index), train_size)
         self.test: Sequence[Example] = GeneratedSequence(lambda index: _make_example(seed, "test", index), test_size)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cookbook.data.bad_rows import BadRows
 from cookbook.data.base import PromptDataset
-from cookbook.data.chat import BadRows
 from cookbook.data.generated import GeneratedSequence
 from cookbook.errors import DataError
 from cookbook.types import Conversation, Example

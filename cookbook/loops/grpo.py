@@ -72,6 +72,8 @@ def run(config: RunConfig, parts: Parts) -> None:
 
     with open_session(config, parts, loop.steps, curriculum=curriculum) as session:
         policy, tracker = session.policy, session.tracker
+        if parts.dataset.bad_rows.total:
+            tracker.say(f"dataset: {parts.dataset.bad_rows}")
         make_env = partial(parts.env, renderer=session.renderer, reward=parts.reward, reward_retries=loop.reward_retries)
         reference = reference_sampler(config, parts.service) if loop.kl_penalty_coef else None
         sampler = policy.save_weights_and_get_sampling_client()

@@ -1,0 +1,1 @@
+"""Programming problems with tests, from the formats in which they are published."""

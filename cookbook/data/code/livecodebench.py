@@ -1,0 +1,158 @@
+"""LiveCodeBench (Jain et al. 2024, arXiv:2403.07974): contest problems with the dates on which they were published.
+
+Columns, as LiveCodeBench's own `lcb_runner/benchmarks/code_generation.py` reads them: `question_content`, `platform`, `contest_date` (ISO
+8601), `difficulty`, `starter_code`, `metadata` (JSON, with `func_name`), `public_test_cases` (JSON) and `private_test_cases`: JSON, or the
+base64 of the zlib compression of the pickle of the JSON text. The pickle is never loaded: it is taken apart, and must hold one text.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import pickletools
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime
+from typing import Any
+
+from cookbook.data.chat_rows import BadRow
+from cookbook.data.code.dataset import OnBadRow, ParsedProblem, ProblemReader, split_rows
+from cookbook.data.code.json_problems import make_prompt, parse_tests
+from cookbook.data.code.rows import check_max_tests, column, decode_json, optional, text
+from cookbook.data.code_problem import CodeProblem
+from cookbook.data.files import Row, read_file
+from cookbook.errors import DataError
+from cookbook.types import Example
+
+LARGEST_PRIVATE_TESTS = 1 << 30
+"""Bytes of a problem's private tests after decompression."""
+
+_TEXT_OPCODES = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"}
+_OTHER_OPCODES = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
+
+
+class LiveCodeBench:
+    """Problems before a date to learn from, and those since to be tested with.
+
+    Args:
+        path: A local folder with the hub's files (`test.jsonl`, `test2.jsonl`, ... or `test*.parquet`), or one file.
+        hub_id: Dataset on the hub, read when `path` is None.
+        hub_config: Its configuration, a release of the benchmark or a part of one.
+        train_start: First contest date (YYYY-MM-DD) of the problems to learn from; None: no bound.
+        test_start: First contest date of the test problems; earlier ones are learnt from.
+        test_end: First contest date after the test problems; None: no bound.
+        max_tests: Tests kept of each problem, chosen by `rows.choose_tests`; None keeps all.
+        on_bad_row: "skip" counts a malformed row in `bad_rows`; "fail" stops at the first.
+        train_size: Keep only the first problems of `train`; None keeps all.
+        test_size: The same for `test`.
+
+    Raises:
+        DataError: nothing to read, a date that is none, a bad row where `on_bad_row` is "fail", or a split without enough problems.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        hub_id: str | None = "lighteval/code_generation_lite",
+        hub_config: str | None = "release_v5",
+        train_start: str | None = None,
+        test_start: str = "2024-08-01",
+        test_end: str | None = None,
+        max_tests: int | None = None,
+        on_bad_row: OnBadRow = "skip",
+        train_size: int | None = None,
+        test_size: int | None = None,
+    ) -> None:
+        check_max_tests(max_tests)
+        start, end = _date("train_start", train_start, date.min), _date("test_end", test_end, date.max)
+        middle = _date("test_start", test_start, date.max)
+        if not start < middle < end:
+            raise DataError(f"dataset.test_start={test_start}: must be after train_start={train_start} and before test_end={test_end}")
+        reader = ProblemReader("livecodebench", path, on_bad_row)
+        self.bad_rows = reader.bad_rows
+
+        def parse(row: Mapping[str, Any]) -> ParsedProblem | None:
+            day = contest_day(column(row, "contest_date"))
+            return _parse(row, day, max_tests) if start <= day < end else None
+
+        problems = list(reader.parse(_rows(reader, hub_id, hub_config), parse))
+        is_test = [parsed.extra["contest_date"] >= middle.isoformat() for _, parsed in problems]
+        train = (problem for problem, later in zip(problems, is_test, strict=True) if not later)
+        test = (problem for problem, later in zip(problems, is_test, strict=True) if later)
+        self.train: Sequence[Example] = reader.examples("train", train, train_size)
+        self.test: Sequence[Example] = reader.examples("test", test, test_size)
+
+
+def _rows(reader: ProblemReader, hub_id: str | None, hub_config: str | None) -> Iterator[Row]:
+    path = reader.path
+    files = [] if path is None else [path] if path.is_file() else sorted([*path.glob("test*.jsonl"), *path.glob("test*.parquet")])
+    if not files:
+        yield from split_rows(reader, hub_id, "test", [hub_config])
+    for file in files:
+        yield from read_file(file, reader.on_broken)
+
+
+def _parse(row: Mapping[str, Any], day: date, max_tests: int | None) -> ParsedProblem:
+    metadata = decode_json(row.get("metadata") or {}, "metadata")
+    name = metadata.get("func_name") if isinstance(metadata, Mapping) else None
+    public = decode_json(column(row, "public_test_cases"), "public_test_cases")
+    private = private_tests(column(row, "private_test_cases"))
+    if not isinstance(public, list) or not isinstance(private, list):
+        raise BadRow("malformed tests", "public_test_cases and private_test_cases must be lists of tests")
+    tests = parse_tests(public, private, name, max_tests)
+    prompt = make_prompt(text(row, "question_content"), tests, row.get("starter_code"))
+    extra = optional(row, difficulty="difficulty", source="platform") | {"contest_date": day.isoformat()}
+    return ParsedProblem(prompt, CodeProblem(tests), extra)
+
+
+def private_tests(value: Any) -> Any:
+    """The decoded `private_test_cases`.
+
+    Raises:
+        BadRow: neither JSON nor the base64 of a compressed pickle of one text, or larger than `LARGEST_PRIVATE_TESTS`.
+    """
+    if not isinstance(value, str) or value.lstrip().startswith("["):
+        return decode_json(value, "private_test_cases")
+    try:
+        inflate = zlib.decompressobj()
+        data = inflate.decompress(base64.b64decode(value, validate=True), LARGEST_PRIVATE_TESTS)
+    except (binascii.Error, ValueError, zlib.error) as error:
+        raise BadRow("malformed private tests", f"{type(error).__name__}: {error}") from error
+    if inflate.unconsumed_tail:
+        raise BadRow("private tests too large", f"more than {LARGEST_PRIVATE_TESTS >> 20} MiB after decompression")
+    if not inflate.eof:
+        raise BadRow("malformed private tests", "the compressed data end too early")
+    return decode_json(_pickled_text(data), "private_test_cases")
+
+
+def _pickled_text(data: bytes) -> str:
+    """The text that a pickle consists of. Its instructions are read, not run."""
+    texts = []
+    try:
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name in _TEXT_OPCODES:
+                texts.append(argument)
+            elif opcode.name not in _OTHER_OPCODES:
+                raise BadRow("malformed private tests", f"a pickle with the instruction {opcode.name}, which a text does not need")
+    except (ValueError, UnicodeError) as error:
+        raise BadRow("malformed private tests", f"no pickle: {error}") from error
+    if len(texts) != 1 or not isinstance(texts[0], str):
+        raise BadRow("malformed private tests", f"a pickle of {len(texts)} texts, not one")
+    return texts[0]
+
+
+def contest_day(value: Any) -> date:
+    if isinstance(value, datetime):
+        return value.date()
+    try:
+        return datetime.fromisoformat(value).date()
+    except (TypeError, ValueError) as error:
+        raise BadRow("malformed contest_date", f"{value!r:.60}") from error
+
+
+def _date(name: str, value: str | None, default: date) -> date:
+    try:
+        return default if value is None else date.fromisoformat(str(value))
+    except ValueError as error:
+        raise DataError(f"dataset.{name}={value}: must be a date, YYYY-MM-DD") from error
