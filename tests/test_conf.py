@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import yaml
 
 from cookbook.backends.fake import FAKE_CAPABILITIES
 from cookbook.compose import CONF, groups, options, scales, summary_line
+from tests.code_files import CODE_DATASETS, code_dataset_overrides
 from tests.conftest import SMALL, CommandLine
+from tests.sandbox.fusion_stand_in import StandIn
 
 OPTIONS = [(group, option) for group, names in groups().items() for option in names if group not in ("recipe", "scale", "sweep")]
 FILES = sorted(CONF.rglob("*.yaml"))
@@ -26,6 +29,10 @@ CRITIC = {("advantage", "gae"), ("recipe", "gsm8k_ppo"), ("loop", "ppo")}
 RECIPES = {
     "": "gsm8k_grpo",
     "cookbook.data.chat": "chat_sft",
+    "cookbook.data.code": "code_grpo",
+    "cookbook.data.tiny_programs": "code_grpo",
+    "rewards.code": "code_grpo",
+    "cookbook.sandbox": "code_grpo",
     "cookbook.data.small_talk": "chat_sft",
     "cookbook.data.preference": "preference_dpo",
     "cookbook.data.preference.LabelledCompletions": "preference_kto",
@@ -81,12 +88,19 @@ def completed(run_dir: Path) -> dict:
 def test_option_runs_two_steps(group: str, option: str, cli: CommandLine, tmp_path: Path, data_folder: Path):
     if option in PACKAGES and importlib.util.find_spec(PACKAGES[option]) is None:
         pytest.skip(f"needs the optional package {PACKAGES[option]}")
+    if (group, option) == ("backend", "tinker"):
+        pytest.skip("needs a server: tests/backends/test_tinker.py runs it")
     skip_without_critic((group, option))
     recipe = recipe_for(group, option)
     overrides = [override for override in small(recipe) if not override.startswith(f"{group}=")]
     keys = ["path"] if "path" in read(group, option) else ["problems.path"] if "path" in read(group, option).get("problems", {}) else []
     path = [f"{group}.{key}={data_folder}" for key in keys if group == "dataset"]
-    ran = cli(f"recipe={recipe}", *overrides, f"{group}={option}", f"run_dir={tmp_path / 'run'}", *path)
+    if group == "dataset" and option in CODE_DATASETS:
+        path = code_dataset_overrides(option, tmp_path / "code")
+    with ExitStack() as servers:
+        if option == "sandbox_fusion":
+            path = [f"sandbox.base_url={servers.enter_context(StandIn()).url}"]
+        ran = cli(f"recipe={recipe}", *overrides, f"{group}={option}", f"run_dir={tmp_path / 'run'}", *path)
     assert ran.status == 0, ran.err
     completed(tmp_path / "run")
 
@@ -95,6 +109,8 @@ def test_option_runs_two_steps(group: str, option: str, cli: CommandLine, tmp_pa
 def test_recipe_at_each_scale_runs_two_steps(recipe: str, scale: str, cli: CommandLine, tmp_path: Path, data_folder: Path):
     skip_without_critic(("recipe", recipe))
     path = [] if scale == "laptop" else [f"dataset.path={data_folder}"]
+    if path and recipe == "code_grpo":
+        path = code_dataset_overrides("deepcoder", tmp_path / "code")
     ran = cli(f"recipe={recipe}", f"scale={scale}", *small(recipe), *path, f"run_dir={tmp_path / 'run'}")
     assert ran.status == 0, ran.err
     assert completed(tmp_path / "run")["scale"] == scale

@@ -21,6 +21,7 @@ from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from cookbook.errors import ConfigError
+from cookbook.notices import notice
 from cookbook.sandbox.base import ExecResult, Language, Limits
 from cookbook.sandbox.fusion_protocol import (
     COMPILED,
@@ -158,6 +159,7 @@ class FusionSandbox:
         except BaseException:
             self.close()
             raise
+        notice(f"sandbox: {self.isolation}")
 
     @property
     def languages(self) -> frozenset[Language]:

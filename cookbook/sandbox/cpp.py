@@ -1,0 +1,105 @@
+"""C++ programs: compiled inside the sandbox like any other program, once for all tests of the same source."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from cookbook.sandbox.base import Limits
+from cookbook.sandbox.protocol import ARTIFACT
+from cookbook.sandbox.worker import Outcome, Worker, memory_file
+
+COMPILER = "g++"
+SOURCE_NAME = "main.cpp"
+_ARGUMENTS = (COMPILER, "-O2", "-std=c++17", "-pipe", "-o", ARTIFACT, SOURCE_NAME)
+_CACHE_BYTES = 256 << 20
+_CACHE_FILES = 128
+_MEMORY_MB = 2048
+_FILE_MB = 64
+
+
+def compile(worker: Worker, code: str, limits: Limits, target: int) -> Outcome:
+    """Compile `code` into the open file `target`, in a worker like any program; a compiler may use more than a program."""
+    seconds = limits.compile_s
+    within = Limits(wall_s=seconds, cpu_s=seconds, memory_mb=_MEMORY_MB, processes=16, file_mb=_FILE_MB, output_kb=256)
+    return worker.run({SOURCE_NAME: code}, "", within, arguments=_ARGUMENTS, artifact=target)
+
+
+class Binary:
+    """A compiled program: an open, sealed file in memory that nobody can change, or None and the outcome of the compiler."""
+
+    def __init__(self, descriptor: int | None, outcome: Outcome) -> None:
+        self.descriptor = descriptor
+        self.outcome = outcome
+        self.size = 0 if descriptor is None else os.fstat(descriptor).st_size
+
+    def __del__(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+
+
+class BinaryCache:
+    """Binaries by source; the least recently used go when all take more than 256 MB, or are more than 128: each is an open file."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._binaries: OrderedDict[bytes, Future[Binary]] = OrderedDict()
+
+    def get(self, code: str, compile_s: float, compile_into: Callable[[int], Outcome]) -> Binary:
+        """The binary of `code`. Several threads that ask for one that is not there wait for one compilation.
+
+        Args:
+            code: the source.
+            compile_s: its limit, which what failed may have failed by.
+            compile_into: compiles `code` into an open file.
+        """
+        key = hashlib.sha256(f"{compile_s} {code}".encode(errors="replace")).digest()
+        with self._lock:
+            future = self._binaries.get(key)
+            mine = future is None
+            if future is None:
+                future = self._binaries[key] = Future()
+            self._binaries.move_to_end(key)
+        if mine:
+            try:
+                future.set_result(_compile(compile_into))
+            except BaseException as error:
+                with self._lock:
+                    self._binaries.pop(key, None)
+                future.set_exception(error)
+                raise
+            self._shrink()
+        return future.result()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._binaries.clear()
+
+    def _shrink(self) -> None:
+        with self._lock:
+            sizes = {key: future.result().size + 4096 for key, future in self._binaries.items() if future.done() and not future.exception()}
+            excess, too_many = sum(sizes.values()) - _CACHE_BYTES, len(sizes) - _CACHE_FILES
+            for key, size in sizes.items():
+                if excess <= 0 and too_many <= 0:
+                    break
+                del self._binaries[key]
+                excess, too_many = excess - size, too_many - 1
+
+
+def _compile(compile_into: Callable[[int], Outcome]) -> Binary:
+    descriptor = memory_file("program", sealable=True)
+    try:
+        outcome = compile_into(descriptor)
+        if outcome.broken or outcome.exit != 0:
+            os.close(descriptor)
+            return Binary(None, outcome)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return Binary(descriptor, outcome)
