@@ -49,7 +49,7 @@ def test_mbpp_takes_its_official_splits_from_the_task_ids(tmp_path: Path):
     example = dataset.train[0]
     assert example.id == "mbpp/train/6"
     tests = ("assert double(1) == 2", "assert double(0) == 0", "assert double(-4) == -8")
-    assert problem_of(example) == CodeProblem(AssertTests(tests, ("double",)))
+    assert problem_of(example) == CodeProblem(AssertTests(tests, ("double",)), time_limit_s=10.0)
     content = example.messages[0]["content"]
     assert content.startswith("Write a function to double a number (601).") and all(test in content for test in tests)
     assert "\r" not in example.extra["solution"] and passes(example, example.extra["solution"])

@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA.is_dir(), reason="no
 @pytest.fixture(scope="module")
 def reward():
     sandbox = LocalSandbox()
-    # The gold program of MBPP's task 123 takes almost 4 s.
-    yield CodeReward(sandbox=sandbox, time_limit_s=10.0, wall_factor=6.0)
+    # Wall time is generous: other tests may have the machine.
+    yield CodeReward(sandbox=sandbox, wall_factor=6.0)
     sandbox.close()
 
 

@@ -23,6 +23,9 @@ from cookbook.types import Example
 TRAIN_IDS, TEST_IDS = range(601, 975), range(11, 511)
 VALIDATION_IDS = (*range(1, 11), *range(511, 601))
 
+TIME_LIMIT_S = 10.0
+"""The source has none; the gold program of task 123 takes about 4 seconds."""
+
 
 class MBPP:
     """The official splits. The prompt shows the tests of `test_list`, as the paper's does: without them the function's name is unknown.
@@ -96,7 +99,7 @@ def _parse(row: Mapping[str, Any], task: int, challenge_tests: bool) -> ParsedPr
     statement = f"{text(row, 'text', 'prompt').strip()}\n\nYour code should pass these tests:\n\n```python\n" + "\n".join(shown) + "\n```"
     prompt = f"{statement}\n\nPut the whole program in one ```python block."
     extra = solution_extra(code) | {"task_id": task}
-    return ParsedProblem(prompt, CodeProblem(AssertTests(tests, called, setup)), extra)
+    return ParsedProblem(prompt, CodeProblem(AssertTests(tests, called, setup), time_limit_s=TIME_LIMIT_S), extra)
 
 
 def _statements(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
