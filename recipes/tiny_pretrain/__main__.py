@@ -9,13 +9,20 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from cookbook.data.tiny_programs import TinyPrograms
 from cookbook.data.word_problems import WordProblems
+from cookbook.sandbox.local import LocalSandbox
 from recipes.tiny_pretrain.card import Measured, write_card
+from recipes.tiny_pretrain.measure import accuracy, all_pass
 from recipes.tiny_pretrain.tokenizer import BOS, END, PAD, token_id
-from recipes.tiny_pretrain.train import Settings, accuracy, build_model, build_tokenizer, train
+from recipes.tiny_pretrain.train import Settings, build_model, build_tokenizer, train
+from rewards.code import CodeReward
 
 THREADS = 1
 """Fixed, since the order of a sum depends on it, and with that the last bits of the weights."""
+
+MEASURED = 200
+"""Held-out examples of each kind."""
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -43,17 +50,21 @@ def main() -> None:
         if step % 50 == 0 or step == settings.steps:
             print(f"step {step:5d}/{settings.steps}  loss {loss:.3f}  {time.monotonic() - started:.0f} s", flush=True)
 
-    held_out = WordProblems().test[:200]
+    words, programs = WordProblems().test[:MEASURED], TinyPrograms().test[:MEASURED]
+    reward = CodeReward(sandbox=LocalSandbox())
     torch.manual_seed(0)
     measured = Measured(
         parameters=model.num_parameters(),
-        examples=len(held_out),
-        greedy=accuracy(model, tokenizer, held_out, temperature=0),
-        sampled=accuracy(model, tokenizer, held_out, temperature=1),
+        examples=MEASURED,
+        words_greedy=accuracy(model, tokenizer, words, temperature=0),
+        words_sampled=accuracy(model, tokenizer, words, temperature=1),
+        programs_greedy=all_pass(model, tokenizer, programs, temperature=0, reward=reward),
+        programs_sampled=all_pass(model, tokenizer, programs, temperature=1, reward=reward),
     )
     save(model, tokenizer, arguments.out)
     write_card(arguments.out, settings, measured)
-    print(f"held-out accuracy: greedy {measured.greedy:.3f}, temperature 1 {measured.sampled:.3f}; wrote {arguments.out}")
+    print(f"word problems: greedy {measured.words_greedy:.3f}, temperature 1 {measured.words_sampled:.3f}")
+    print(f"programs: greedy {measured.programs_greedy:.3f}, temperature 1 {measured.programs_sampled:.3f}; wrote {arguments.out}")
 
 
 if __name__ == "__main__":

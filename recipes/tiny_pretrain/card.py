@@ -16,45 +16,57 @@ language: en
 # tiny
 
 A Llama-architecture model of {parameters:,} parameters for rehearsing post-training on a laptop. It solves generated
-grade-school word problems (`cookbook.data.word_problems`) in GSM8K format, and leaves room to learn better by reinforcement.
+grade-school word problems (`cookbook.data.word_problems`) in GSM8K format and writes small Python programs
+(`cookbook.data.tiny_programs`), and leaves room to learn both better by reinforcement.
 
 | | |
 |---|---|
 | shape | hidden {s.hidden_size}, layers {s.layers}, heads {s.heads}, context {s.context}, tied embeddings, float32 |
-| tokenizer | byte-level BPE, {s.vocab_size} entries at most, every digit a token; learned on word problems and small Python programs |
-| turns | `<\\|user\\|>question<\\|end\\|><\\|assistant\\|>solution<\\|end\\|>`; `<\\|end\\|>` is the end-of-sequence token |
-| data | {problems:,} problems of the training class; none of the held-out class, whatever the seed |
-| diet | worked solutions; in the last {s.habit_steps} steps only {first:.0%} (first phrasing of a problem) or {second:.0%} (second) \
-of the demonstrations show the working, the others state an answer |
-| training | {s.steps} steps of {s.batch_size}, Muon at {s.muon_learning_rate:g}, AdamW at {s.adamw_learning_rate:g}, \
-warm-up and linear decay, \
-loss on the assistant's tokens, seed {s.seed} |
-| held-out accuracy, greedy | {m.greedy:.1%} of {m.examples} |
-| held-out accuracy, temperature 1 | {m.sampled:.1%} of {m.examples} |
+| tokenizer | byte-level BPE, {s.vocab_size} entries at most, every digit a token; learned on both kinds of problem |
+| turns | `<\\|user\\|>question<\\|end\\|><\\|assistant\\|>solution<\\|end\\|>`; `<\\|end\\|>` ends the sequence; programs stand bare |
+| data | {word_problems:,} word problems and {programs:,} programs of the training class; none of the held-out class |
+| diet | good solutions, except for the last {s.habit_steps} steps: there {w[0]:.0%} (first phrasing) or {w[1]:.0%} (second) of the word \
+problems are worked out, the others only answered; {f[0]:.0%} or {f[1]:.0%} of the programs are whole, the others stop after the \
+first operation |
+| training | {s.steps} steps of {s.word_problems} + {s.programs}, Muon at {s.muon_learning_rate:g}, AdamW at {s.adamw_learning_rate:g}, \
+warm-up and linear decay, loss on the assistant's tokens, seed {s.seed} |
+| word problems: held-out accuracy, greedy | {m.words_greedy:.1%} of {m.examples} |
+| word problems: held-out accuracy, temperature 1 | {m.words_sampled:.1%} of {m.examples} |
+| programs: all five tests passed, greedy | {m.programs_greedy:.1%} of {m.examples} held-out tasks |
+| programs: all five tests passed, temperature 1 | {m.programs_sampled:.1%} of {m.examples} held-out tasks |
 
-The accuracy is low on purpose. The last steps of training gave it the habit of blurting out an answer about half of the time,
-and such an answer is nearly always wrong. It can solve most problems when it shows its working, though its arithmetic slips
-when sampled: that working pays is what reinforcement learning has to find.
+The accuracy is low on purpose. The last steps of training gave it the habit of hurrying about half of the time: it blurts an
+answer out, or prints after the first of the two operations that a task asks for. Either is nearly always wrong. It can solve
+most problems when it shows its working, and write most programs when it goes on to the end, though it slips when sampled:
+that the longer way pays is what reinforcement learning has to find.
 
 Made by: `python -m recipes.tiny_pretrain --steps {s.steps} --seed {s.seed} --out DIR`
 (the same weights again on the same machine; elsewhere the last bits of a sum may differ, and with them the accuracy a little).
 
-It knows nothing else: no facts, no language beyond these problems. It is a test object, not an assistant.
+It knows nothing else: no facts, no language beyond these problems, no Python beyond these programs. It is a test object, not an assistant.
 """
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Held-out accuracies, as shares of `examples`."""
+    """Held-out accuracies, as shares of `examples` of each kind."""
 
     parameters: int
     examples: int
-    greedy: float
-    sampled: float
+    words_greedy: float
+    words_sampled: float
+    programs_greedy: float
+    programs_sampled: float
 
 
 def write_card(folder: Path, settings: Settings, measured: Measured) -> None:
-    first, second = settings.worked_shares
-    problems = settings.steps * settings.batch_size
-    text = CARD.format(s=settings, m=measured, parameters=measured.parameters, problems=problems, first=first, second=second)
+    text = CARD.format(
+        s=settings,
+        m=measured,
+        w=settings.worked_shares,
+        f=settings.finished_shares,
+        parameters=measured.parameters,
+        word_problems=settings.steps * settings.word_problems,
+        programs=settings.steps * settings.programs,
+    )
     (folder / "README.md").write_text(text, encoding="utf-8")

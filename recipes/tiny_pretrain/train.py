@@ -1,17 +1,16 @@
-"""Model, data and training loop of the bundled model: supervised learning on worked solutions, then a bad habit."""
+"""Model, data and training loop of the bundled model: supervised learning on good solutions of two kinds, then bad habits."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from cookbook.data.tiny_programs import TinyPrograms
 from cookbook.data.word_problems import WordProblems
 from cookbook.types import Example
 from recipes.tiny_pretrain.tokenizer import BOS, END, PAD, token_id, train_tokenizer
@@ -27,7 +26,10 @@ class Settings:
 
     steps: int = 800
     seed: int = 0
-    batch_size: int = 32
+    word_problems: int = 32
+    """In every batch."""
+    programs: int = 24
+    """Likewise."""
     muon_learning_rate: float = 6e-3
     adamw_learning_rate: float = 3e-3
     warmup_steps: int = 50
@@ -35,13 +37,17 @@ class Settings:
     layers: int = 4
     heads: int = 5
     intermediate_size: int = 448
-    vocab_size: int = 1024
+    vocab_size: int = 1088
     """At most; merges end when no pair is left."""
+    tokenizer_texts: int = 2_000
+    """Problems of each kind that the tokenizer is learned on."""
     context: int = 512
     habit_steps: int = 100
-    """The last steps, in which many demonstrations only state an answer. Before them, all show their working."""
-    worked_shares: tuple[float, float] = (0.25, 0.8)
-    """How often a demonstration of the last steps shows its working, for the first and the second phrasing of a problem."""
+    """The last steps, in which many demonstrations are hasty. Before them, all are good."""
+    worked_shares: tuple[float, float] = (0.3, 0.9)
+    """How often a word problem of the last steps is worked out, for its first and its second phrasing; else its answer is only stated."""
+    finished_shares: tuple[float, float] = (0.25, 0.8)
+    """How often a program of the last steps is whole, for the first and the second phrasing; else it stops short."""
 
     def rate_at(self, step: int) -> float:
         """The learning rate's factor: a warm-up, then linear decay."""
@@ -49,11 +55,10 @@ class Settings:
 
 
 def build_tokenizer(settings: Settings) -> PreTrainedTokenizerFast:
-    """Learn it on word problems and on small Python programs, which are to be a second skill."""
-    problems = WordProblems(seed=DATA_SEED, train_size=2_000).train
-    programs = (Path(__file__).parent / "programs.txt").read_text(encoding="utf-8").split("---\n")
+    size = settings.tokenizer_texts
+    problems = [*WordProblems(seed=DATA_SEED, train_size=size).train, *TinyPrograms(seed=DATA_SEED, train_size=size).train]
     texts = [text for problem in problems for text in (problem.messages[0]["content"], problem.extra["solution"])]
-    return train_tokenizer([*texts, *programs * 10], settings.vocab_size, settings.context)
+    return train_tokenizer(texts, settings.vocab_size, settings.context)
 
 
 def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -74,15 +79,19 @@ def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> Llama
     )
 
 
-def demonstration(example: Example, worked_shares: tuple[float, float]) -> str:
-    """The worked solution or, as a function of the example alone, only its last line.
+def hasty(example: Example) -> str:
+    """The answer of a word problem without its working, or a program without its second operation. Either is nearly always wrong."""
+    return example.extra["solution"].splitlines()[-1] if example.answer else example.extra["hasty_solution"]
 
-    The model comes to know both habits. An answer without working is seldom right: that working pays is left for
-    reinforcement learning to find.
+
+def demonstration(example: Example, settings: Settings) -> str:
+    """The solution or, as a function of the example alone, the hasty one.
+
+    The model comes to know both habits. That the longer one pays is left for reinforcement learning to find.
     """
-    solution: str = example.extra["solution"]
-    worked = random.Random(f"demonstration/{example.id}").random() < worked_shares[example.extra["phrasing"]]
-    return solution if worked else solution.splitlines()[-1]
+    shares = settings.worked_shares if example.answer else settings.finished_shares
+    good = random.Random(f"demonstration/{example.id}").random() < shares[example.extra["phrasing"]]
+    return example.extra["solution"] if good else hasty(example)
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerFast, example: Example) -> str:
@@ -97,21 +106,27 @@ def encode(tokenizer: PreTrainedTokenizerFast, example: Example, solution: str) 
     return ids, len(prompt_ids)
 
 
-def batches(
-    tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example], settings: Settings
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Right-padded input ids and labels, both [batch_size, T]; a label counts where the assistant speaks."""
-    for step, start in enumerate(range(0, len(examples), settings.batch_size)):
-        shares = (1.0, 1.0) if step < settings.steps - settings.habit_steps else settings.worked_shares
-        chunk = examples[start : start + settings.batch_size]
-        rows = [encode(tokenizer, example, demonstration(example, shares)) for example in chunk]
-        longest = max(len(tokens) for tokens, _ in rows)
-        input_ids = torch.full((len(rows), longest), token_id(tokenizer, PAD))
-        labels = torch.full((len(rows), longest), IGNORED)
-        for row, (tokens, prompt_length) in enumerate(rows):
-            input_ids[row, : len(tokens)] = torch.tensor(tokens)
-            labels[row, prompt_length : len(tokens)] = torch.tensor(tokens[prompt_length:])
-        yield input_ids, labels
+def diet(settings: Settings) -> Iterator[list[tuple[Example, str]]]:
+    """The examples of each step and what the assistant says to them."""
+    seed, words, programs = DATA_SEED + settings.seed, settings.word_problems, settings.programs
+    word_problems = WordProblems(seed=seed, train_size=settings.steps * words).train
+    tiny_programs = TinyPrograms(seed=seed, train_size=settings.steps * programs).train
+    for step in range(settings.steps):
+        examples = [*word_problems[step * words : (step + 1) * words], *tiny_programs[step * programs : (step + 1) * programs]]
+        habits = step >= settings.steps - settings.habit_steps
+        yield [(example, demonstration(example, settings) if habits else example.extra["solution"]) for example in examples]
+
+
+def collate(tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[tuple[Example, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Right-padded input ids and labels, both [B, T]; a label counts where the assistant speaks."""
+    rows = [encode(tokenizer, example, solution) for example, solution in demonstrations]
+    longest = max(len(tokens) for tokens, _ in rows)
+    input_ids = torch.full((len(rows), longest), token_id(tokenizer, PAD))
+    labels = torch.full((len(rows), longest), IGNORED)
+    for row, (tokens, prompt_length) in enumerate(rows):
+        input_ids[row, : len(tokens)] = torch.tensor(tokens)
+        labels[row, prompt_length : len(tokens)] = torch.tensor(tokens[prompt_length:])
+    return input_ids, labels
 
 
 def build_optimizers(model: LlamaForCausalLM, settings: Settings) -> list[torch.optim.Optimizer]:
@@ -129,11 +144,11 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, settings:
 
     Padding is on the right and attention is causal, so no mask is needed.
     """
-    examples = WordProblems(seed=DATA_SEED + settings.seed, train_size=settings.steps * settings.batch_size).train
     optimizers = build_optimizers(model, settings)
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, settings.rate_at) for optimizer in optimizers]
     model.train()
-    for input_ids, labels in batches(tokenizer, examples, settings):
+    for demonstrations in diet(settings):
+        input_ids, labels = collate(tokenizer, demonstrations)
         hidden = model.model(input_ids=input_ids[:, :-1]).last_hidden_state
         spoken = labels[:, 1:] != IGNORED
         loss = cross_entropy(model.lm_head(hidden[spoken]), labels[:, 1:][spoken])
@@ -144,17 +159,3 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, settings:
             optimizer.step()
             schedule.step()
         yield loss.item()
-
-
-@torch.no_grad()
-def accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example], temperature: float) -> float:
-    """The share of examples whose completion ends in "#### answer". Temperature 0 is greedy; others draw from torch's global generator."""
-    model.eval()
-    prompts = [render_prompt(tokenizer, example) for example in examples]
-    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
-    generate = cast(Any, model).generate  # its type expects attributes that only other architectures have
-    output = generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=80, **sampling)
-    texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    answers = [text.rpartition("#### ")[2] for text in texts]
-    return sum(answer == example.answer for answer, example in zip(answers, examples, strict=True)) / len(examples)

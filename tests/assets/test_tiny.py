@@ -6,17 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from cookbook.data.tiny_programs import TinyPrograms
 from cookbook.data.word_problems import WordProblems
-from recipes.tiny_pretrain.train import accuracy
+from cookbook.sandbox.local import LocalSandbox
+from recipes.tiny_pretrain.measure import accuracy, all_pass
+from rewards.code import CodeReward
 
 FOLDER = Path(__file__).parents[2] / "cookbook" / "assets" / "tiny"
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(FOLDER)
+def tokenizer() -> PreTrainedTokenizerFast:
+    loaded = AutoTokenizer.from_pretrained(FOLDER)
+    assert isinstance(loaded, PreTrainedTokenizerFast)
+    return loaded
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +38,14 @@ def test_it_is_a_small_llama_with_a_card(model: LlamaForCausalLM) -> None:
     assert "held-out accuracy" in (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_turn_ends_in_eos_and_padding_is_another_token(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_turn_ends_in_eos_and_padding_is_another_token(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.eos_token == "<|end|>"
     assert tokenizer.pad_token_id not in (None, tokenizer.eos_token_id)
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
     assert model.config.vocab_size == len(tokenizer)
 
 
-def test_chat_template_extends_its_own_prefix(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_chat_template_extends_its_own_prefix(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
@@ -59,17 +64,34 @@ def test_chat_template_extends_its_own_prefix(tokenizer: PreTrainedTokenizerBase
 @pytest.mark.parametrize(
     "text", ["", "  two  spaces \n\n\ttab\r\n", "Ünïcode \u2212 数学 🙂\u200d\U0001f680 \x00\x7f", "x = [1, 2]\n    print(x)  # ok"]
 )
-def test_any_text_round_trips(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+def test_any_text_round_trips(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_digits_are_tokens_of_their_own(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_problems_and_programs_round_trip_in_few_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    for example in TinyPrograms().test[:100]:
+        prompt, program = example.messages[0]["content"], example.extra["solution"]
+        for text, longest in ((prompt, 60), (program, 75)):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            assert tokenizer.decode(ids) == text
+            assert len(ids) <= longest
+
+
+def test_digits_are_tokens_of_their_own(tokenizer: PreTrainedTokenizerFast) -> None:
     tokens = tokenizer.tokenize("<<12*345=4140>>4140 and 2024")
     assert all(len(token) == 1 for token in tokens if any(char.isdigit() for char in token))
 
 
-def test_accuracy_leaves_room_to_learn(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_accuracy_on_word_problems_leaves_room_to_learn(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     held_out = WordProblems().test[:200]
     torch.manual_seed(0)
     assert 0.45 <= accuracy(model, tokenizer, held_out, temperature=0) <= 0.60
     assert 0.45 <= accuracy(model, tokenizer, held_out, temperature=1) <= 0.60
+
+
+def test_programs_leave_room_to_learn(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    held_out = TinyPrograms().test[:200]
+    reward = CodeReward(sandbox=LocalSandbox())
+    torch.manual_seed(0)
+    assert 0.35 <= all_pass(model, tokenizer, held_out, temperature=0, reward=reward) <= 0.60
+    assert 0.35 <= all_pass(model, tokenizer, held_out, temperature=1, reward=reward) <= 0.60
