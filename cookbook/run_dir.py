@@ -23,6 +23,8 @@ MAY_CHANGE = (
     "resume",
     "debug",
     "choices",
+    "backend.base_url",
+    "backend.patience_s",
     "loop.steps",
     "loop.epochs",
     "eval.every",

@@ -1,0 +1,47 @@
+"""Where a base model's tokenizer comes from."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cookbook.backends.local.base_models import BUNDLED_MODELS, base_model_source
+from cookbook.errors import BackendError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """A base model's tokenizer twice: one must not be used by two threads at once."""
+
+    callers: PreTrainedTokenizerBase
+    background: PreTrainedTokenizerBase
+
+
+def load_tokenizers(base_model: str, given: str | None, client: Any) -> Tokenizers:
+    """From the place `given`; else, for a model that this package knows or a folder here, from there; else as the SDK's client does.
+
+    Raises:
+        BackendError: it could not be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    name = given or base_model
+    try:
+        if name in BUNDLED_MODELS:
+            tokenizer = AutoTokenizer.from_pretrained(base_model_source(name))
+        elif given is not None or Path(name).is_dir():
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        else:
+            tokenizer = client.get_tokenizer()
+    except Exception as error:  # transformers raises nearly any type
+        reason = " ".join(str(error).split())[:300]
+        raise BackendError(
+            f"the tokenizer of base model {base_model!r} could not be loaded from {name!r} ({reason}); "
+            "set backend.tokenizer to a folder or hub id that has it"
+        ) from error
+    return Tokenizers(tokenizer, copy.deepcopy(tokenizer))
