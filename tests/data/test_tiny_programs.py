@@ -39,12 +39,12 @@ def passed(program: str, example: Example) -> int:
 @pytest.fixture(scope="module")
 def train() -> list[Example]:
     """Enough for every operation, format and phrasing to occur many times."""
-    return TinyPrograms().train[:1200]
+    return list(TinyPrograms().train[:1200])
 
 
 @pytest.fixture(scope="module")
 def held_out() -> list[Example]:
-    return TinyPrograms().test[:500]
+    return list(TinyPrograms().test[:500])
 
 
 @pytest.fixture(scope="module")
