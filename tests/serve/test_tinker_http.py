@@ -1,59 +1,19 @@
 """The tinker API without the SDK: what curl sends, and what no SDK would."""
 
-import json
-import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cookbook.serve.tinker import routes
+from tests.serve.api import Api
 from tests.serve.live_server import live_server
 
-ONE_LINE = re.compile(r"[^\n]{20,400}")
 DATUM = {
     "model_input": {"chunks": [{"tokens": [40, 41]}]},
     "loss_fn_inputs": {"target_tokens": {"data": [41, 42], "dtype": "int64"}, "weights": {"data": [0, 1], "dtype": "float32"}},
 }
-
-
-class Api:
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def call(self, path: str, body: object = None, method: str | None = None, **headers: str) -> tuple[int, Any]:
-        """The status and the JSON that came back."""
-        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}/api/v1/{path}", data, {"Content-Type": "application/json", **headers}, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=30) as response:
-                return response.status, json.loads(response.read() or b"null")
-        except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read() or b"null")
-
-    def ok(self, path: str, body: object = None) -> Any:
-        status, answer = self.call(path, body)
-        assert status == 200, answer
-        return answer
-
-    def refused(self, status: int, path: str, body: object = None, method: str | None = None, **headers: str) -> str:
-        got, answer = self.call(path, body, method, **headers)
-        assert got == status and ONE_LINE.fullmatch(answer["detail"]), answer
-        return answer["detail"]
-
-    def result(self, path: str, body: object) -> Any:
-        return self.ok("retrieve_future", {"request_id": self.ok(path, body)["request_id"]})
-
-    def model(self) -> str:
-        session = self.ok("create_session", {})["session_id"]
-        lora = {"rank": 4, "seed": 1}
-        return self.result("create_model", {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": lora})[
-            "model_id"
-        ]
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +122,13 @@ def test_a_sample_in_the_queue_can_be_cancelled(api: Api) -> None:
     status, _ = api.call("cancel_future", {"request_id": sent[-1]})
     assert status == 204
     assert "cancelled" in api.ok("retrieve_future", {"request_id": sent[-1]})["error"]
+
+
+def test_the_loss_that_recipes_ask_for_by_default_is_refused_with_one_to_choose_instead(api: Api) -> None:
+    asked = {"session_id": api.session(), "sampling_session_seq_id": 0, "base_model": "tiny"}
+    sampler = api.ok("create_sampling_session", asked)["sampling_session_id"]
+    sample = {"sampling_session_id": sampler, "prompt": {"chunks": [{"tokens": [40]}]}, "sampling_params": {"max_tokens": 1}}
+    assert "loss_fn=importance_sampling" in api.failed("asample", {**sample, "record_stability_info": True})
 
 
 def test_operations_of_an_earlier_server_fail_with_what_became_of_them(tmp_path: Path) -> None:

@@ -251,13 +251,13 @@ class SampleBody(Body):
 
     def operation(self) -> Sample:
         """Raises DataError, InvalidRequest."""
-        for name in (
-            "topk_sample_logprobs",
-            "target_prompt_logprobs",
-            "prompt_alt_tokens_k",
-            "prompt_logprobs_last_n",
-            "record_stability_info",
-        ):
+        if self.record_stability_info:
+            # The default of tinker-cookbook's recipes, whose user has not heard of this key.
+            raise InvalidRequest(
+                "record_stability_info is not supported: it is for loss_fn='stable_reinforce', which this server does not have; "
+                "choose another, such as loss_fn=importance_sampling"
+            )
+        for name in ("topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k", "prompt_logprobs_last_n"):
             if getattr(self, name):
                 raise InvalidRequest(f"{name} is not supported by this server; leave it out")
         if not 1 <= self.num_samples <= MAX_NUM_SAMPLES:
