@@ -15,8 +15,9 @@ from rewards.validation import Validated
 class Weighted:
     """The weighted sum of named rewards.
 
-    `metrics[name]` is the unweighted value of each component; its own metrics follow as `name/key`, its details as `details[name]`. The status
-    is that of the component `status_from` (default: the first), or "error" when any component's grader failed.
+    `metrics[name]` is the unweighted value of each component; its own metrics follow as `name/key`, its details as
+    `details[name]`. The status is that of the component `status_from` (default: the first), or "error" when any component's
+    grader failed.
 
     Raises:
         ConfigError: a weight without a component, a component without a weight, a weight that is not finite, or an

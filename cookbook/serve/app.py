@@ -22,6 +22,9 @@ access_log = logging.getLogger("cookbook.serve.access")
 
 RETRY_AFTER_S = 1
 
+DRAINED = 4
+"""How many times the limit of a body is read of one that is too large, so that its client, which still sends, gets to see the answer."""
+
 Adapter = Callable[[TrainingService], APIRouter]
 """Makes the routes of one wire format. A route finds the tenant in `request.state.tenant`."""
 
@@ -63,7 +66,7 @@ def error_body(error: ServiceError) -> dict[str, Any]:
 
 
 class BodyLimit:
-    """Answers 413 to a body over the limit, at its declared length or at the first byte beyond."""
+    """Answers 413 to a body over the limit, by its declared length or at the first byte beyond; what it read is dropped at once."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app, self._limit = app, max_body_bytes
@@ -74,14 +77,15 @@ class BodyLimit:
             return
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if declared.isdigit() and int(declared) > self._limit:
-            await self._refuse(scope, receive, send)
+            await self._refuse(scope, receive, send, 0)
             return
-        received, started = 0, False
+        received, started, more = 0, False, True
 
         async def counted() -> Message:
-            nonlocal received
+            nonlocal received, more
             message = await receive()
             received += len(message.get("body", b""))
+            more = message.get("more_body", False)
             if received > self._limit:
                 raise _TooLargeError
             return message
@@ -95,9 +99,13 @@ class BodyLimit:
             await self._app(scope, counted, watched)
         except _TooLargeError:
             if not started:
-                await self._refuse(scope, receive, send)
+                await self._refuse(scope, receive, send, received, more)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, received: int, more: bool = True) -> None:
+        while more and received <= DRAINED * self._limit:
+            message = await receive()
+            received += len(message.get("body", b""))
+            more = message.get("more_body", False)
         message = f"the body is larger than {self._limit} bytes; send less data at once"
         body = {"detail": message, "error": {"message": message, "type": "TooLarge", "code": "TooLarge", "param": None}}
         await JSONResponse(body, 413)(scope, receive, send)

@@ -7,12 +7,12 @@ of every target token would take that for certainty: the tinker SDK's custom los
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
 from cookbook.backends.base import TrainingClient
-from cookbook.backends.types import Datum, ForwardBackwardOutput
+from cookbook.backends.types import Datum, ForwardBackwardOutput, ModelInput
 from cookbook.serve.operations import Forward
 
 _GATES = ("weights", "advantages")
@@ -21,22 +21,42 @@ _GATES = ("weights", "advantages")
 def run_forward(client: TrainingClient, operation: Forward, logprob_losses: Collection[str]) -> ForwardBackwardOutput:
     """Run the operation. With `every_logprob`, a loss among `logprob_losses` that leaves some out costs one more pass, without gradient.
 
-    That pass comes first: if it fails, no gradient has been added.
+    That pass comes first: if it fails, no gradient has been added. It ends in each datum where the loss begins to read all, and takes
+    equal beginnings once: the samples of a prompt leave out no more than that.
     """
     data, config = operation.data, operation.loss_fn_config
     call = client.forward_backward if operation.backward else client.forward
     unread = [_unread(datum) for datum in data] if operation.every_logprob and operation.loss_fn in logprob_losses else []
     if not any(places.any() for places in unread):
         return call(data, operation.loss_fn, config).result()
-    targets = [Datum(datum.model_input, {"target_tokens": datum.loss_fn_inputs["target_tokens"]}) for datum in data]
+    beginnings: dict[object, Datum] = {}
+    keys: list[object] = []
+    for datum, places in zip(data, unread, strict=True):
+        key = None
+        if places.any():
+            length = int(np.argwhere(places)[:, 0].max()) + 1
+            tokens, targets = datum.model_input.tokens[:length], datum.loss_fn_inputs["target_tokens"][:length]
+            key = (tokens, targets.shape, targets.tobytes())
+            if key not in beginnings:
+                beginnings[key] = Datum(ModelInput(tokens), {"target_tokens": targets})
+        keys.append(key)
     temperature = {key: config[key] for key in ("temperature",) if key in config}
-    complete = client.forward(targets, "cross_entropy", temperature).result()
+    complete = client.forward([*beginnings.values()], "cross_entropy", temperature).result()
+    every = {key: output["logprobs"] for key, output in zip(beginnings, complete.loss_fn_outputs, strict=True)}
     output = call(data, operation.loss_fn, config).result()
     outputs = [
-        {**computed, "logprobs": np.where(places & (computed["logprobs"] == 0.0), every["logprobs"], computed["logprobs"])}
-        for computed, every, places in zip(output.loss_fn_outputs, complete.loss_fn_outputs, unread, strict=True)
+        _completed(computed, every.get(key), places) for computed, key, places in zip(output.loss_fn_outputs, keys, unread, strict=True)
     ]
     return dataclasses.replace(output, loss_fn_outputs=outputs)
+
+
+def _completed(computed: Mapping[str, np.ndarray], every: np.ndarray | None, places: np.ndarray) -> Mapping[str, np.ndarray]:
+    if every is None:
+        return computed
+    logprobs = computed["logprobs"].copy()
+    beginning = logprobs[: len(every)]
+    beginning[:] = np.where(places[: len(every)] & (beginning == 0.0), every, beginning)
+    return {**computed, "logprobs": logprobs}
 
 
 def _unread(datum: Datum) -> np.ndarray:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from cookbook.serve.operations import usage_of
 from cookbook.serve.tickets import Ticket
 
 if TYPE_CHECKING:
@@ -37,7 +36,5 @@ class Metrics:
         kind, error = type(ticket.operation).__name__, ticket.future.exception()
         self._operations.labels(kind, "ok" if error is None else type(error).__name__).inc()
         self._seconds.labels(kind).observe(seconds)
-        if error is None:
-            usage = usage_of(ticket.operation, ticket.future.result())
-            for name in ("prefill", "sampled", "trained"):
-                self._tokens.labels(name).inc(getattr(usage, name))
+        for name in ("prefill", "sampled", "trained"):
+            self._tokens.labels(name).inc(getattr(ticket.usage, name))

@@ -318,7 +318,8 @@ class TrainingService:
 
     def _submit(self, session: Session, model: Model, sequence: int | None, operation: Operation) -> str:
         def make() -> Ticket:
-            self._check_quota(session)
+            if not model.order.awaits(sequence):
+                self._check_quota(session)
             if isinstance(operation, OptimStep | Load):
                 model.version += 1
             return self._open(session, model.id, operation)

@@ -180,6 +180,10 @@ class Store:
     def expired_checkpoints(self, now: float) -> list[CheckpointRecord]:
         return [CheckpointRecord(**dict(row)) for row in self._rows("SELECT * FROM checkpoints WHERE expires <= ?", now)]
 
+    def checkpoint_folder_names(self) -> frozenset[str]:
+        """The names, without their parents, of the folders of all tenants' checkpoints."""
+        return frozenset(Path(row["folder"]).name for row in self._rows("SELECT folder FROM checkpoints"))
+
     def delete_checkpoint(self, tenant: str, path: str) -> None:
         with self._transaction() as connection:
             connection.execute("DELETE FROM checkpoints WHERE tenant=? AND path=?", (tenant, path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import threading
 import time
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cookbook.serve.errors import Gone
-from cookbook.serve.operations import Operation
+from cookbook.serve.operations import Forward, Operation, Usage
 
 
 @dataclass(eq=False)
@@ -31,12 +32,17 @@ class Ticket:
     created: float = field(default_factory=time.monotonic)
     settled: float | None = None
     fetched: float | None = None
+    usage: Usage = field(default_factory=Usage)
+    """What it was billed for."""
 
     def settle(self, result: object = None, error: BaseException | None = None) -> None:
         """Set the result or the error. The first one counts: an operation may end while its session is being stopped."""
         if self.future.done():
             return
         self.settled = time.monotonic()
+        if isinstance(self.operation, Forward):
+            # Tickets are kept for minutes and data can be large; nobody reads them again.
+            self.operation = dataclasses.replace(self.operation, data=())
         if error is None:
             self.future.set_result(result)
         else:
@@ -124,6 +130,10 @@ class ReorderBuffer:
     def missing(self) -> int:
         """The number that those waiting wait for."""
         return self._next
+
+    def awaits(self, sequence: int | None) -> bool:
+        """Whether others wait for this number. Refused for a quota that they fill, it would never come, and neither would they."""
+        return bool(self._waiting) and sequence == self._next
 
     def give_up(self) -> list[Ticket]:
         """Take out those that wait for a missing number; the numbers up to theirs count as used."""

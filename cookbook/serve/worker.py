@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import sqlite3
 import time
 from collections import OrderedDict
@@ -112,7 +113,7 @@ class Worker:
             case OptimStep(params):
                 return _client(model).optim_step(params).result()
             case Save():
-                return self._save(model, session, ticket.operation)
+                return self._save(model, session, ticket.operation, ticket.id)
             case Load(path, with_optimizer):
                 client, folder = _client(model), self._checkpoint(session.tenant, path).folder
                 (client.load_state_with_optimizer if with_optimizer else client.load_state)(folder).result()
@@ -127,14 +128,17 @@ class Worker:
             case operation:
                 raise TypeError(f"{type(operation).__name__} is no operation of a model")
 
-    def _save(self, model: Model, session: Session, save: Save) -> str:
+    def _save(self, model: Model, session: Session, save: Save, ticket_id: str) -> str:
         if not NAME.fullmatch(save.name):
             raise InvalidRequest(f"checkpoint name {save.name!r}: must be letters, digits, '.', '_' and '-', at most 128 of them")
         path = f"tinker://{model.id}/{save.kind}/{save.name}"
-        if not save.overwrite and self._store.checkpoint(session.tenant, path) is not None:
+        replaced = self._store.checkpoint(session.tenant, path)
+        if replaced is not None and not save.overwrite:
             raise InvalidRequest(f"{path} exists; save under another name, or with overwrite=true")
         client = _client(model)
-        backend_name = f"{model.id.replace(':', '-')}-{save.name}"
+        # A folder of its own for every save: the earlier checkpoint of this name stays until the record names the new one.
+        number = ticket_id.rpartition(":")[2]
+        backend_name = f"{model.id.replace(':', '-')}-{save.name}-{number}"
         saved = (client.save_state if save.kind == "weights" else client.save_weights_for_sampler)(backend_name).result()
         folder = Path(saved.path)
         now = time.time()
@@ -152,7 +156,9 @@ class Worker:
             expires=None if save.ttl_s is None else now + save.ttl_s,
         )
         self._store.put_checkpoint(record)
-        self._shared.pop(saved.path, None)  # an overwritten checkpoint is to be read anew
+        if replaced is not None:
+            self._shared.pop(replaced.folder, None)
+            shutil.rmtree(replaced.folder, ignore_errors=True)
         return path
 
     def _sampling_client(self, sampler: Sampler, session: Session) -> SamplingClient:
@@ -194,6 +200,7 @@ class Worker:
         except sqlite3.Error as error:
             self._fail(ticket, error, started)
             return
+        ticket.usage = usage
         ticket.settle(result)
         self._settled(ticket, time.monotonic() - started)
 

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
+import uvicorn
+
+from cookbook.backends.base import ServiceClient
+from cookbook.serve.app import create_app
+from cookbook.serve.limits import Limits
+from cookbook.serve.metrics import Metrics
+from cookbook.serve.openai import openai_routes
 from cookbook.serve.server import Server, Settings
+from cookbook.serve.service import TrainingService
+from cookbook.serve.store import Store
+from cookbook.serve.tenants import Tenants
+from cookbook.serve.tinker import tinker_routes
 
 API_KEY = "tml-any-key-will-do-here"
 """What the tinker SDK demands of a key's form; a server without keys accepts any."""
@@ -22,35 +35,74 @@ API_KEY = "tml-any-key-will-do-here"
 def live_server(state_dir: Path, *, base_models: dict[str, str] | None = None, **settings: object) -> Iterator[str]:
     """The URL of a server on a thread of this process, which ends gracefully afterwards. `settings` are those of `Settings`."""
     server = Server.open(Settings("127.0.0.1", 0, state_dir, base_models or {"tiny": "tiny"}, **settings))
-    thread = threading.Thread(target=lambda: asyncio.run(server.run_until_stopped()), name="live-server")
+    with _running(server, lambda: asyncio.run(server.run_until_stopped())):
+        yield server.url
+
+
+@contextmanager
+def live_service(
+    backend: ServiceClient,
+    state_dir: Path,
+    *,
+    keys: Sequence[tuple[str, str]] = (),
+    limits: Limits | None = None,
+    max_body_bytes: int = 64 * 2**20,
+) -> Iterator[tuple[str, TrainingService]]:
+    """The URL and the core of a server over any backend, on a thread; its base model is `fake`. `keys` are (tenant, key)."""
+    metrics = Metrics()
+    service = TrainingService(backend, Store(state_dir / "serve.sqlite"), {"fake": "fake"}, limits, metrics.observe)
+    metrics.watch(service)
+    app = create_app(service, Tenants(keys), metrics, [tinker_routes, openai_routes], max_body_bytes)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5))
+    with _running(server, lambda: asyncio.run(server.serve(sockets=[listener]))):
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", service
+        finally:
+            service.close()
+    service.store.close()
+
+
+@contextmanager
+def _running(server: uvicorn.Server, serve: Callable[[], None]) -> Iterator[None]:
+    thread = threading.Thread(target=serve, name="live-server")
     thread.start()
     try:
         deadline = time.monotonic() + 30
         while not server.started:
             assert thread.is_alive() and time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
-        yield server.url
+        yield
     finally:
         server.should_exit = True
         thread.join(timeout=30)
 
 
 @contextmanager
-def server_process(state_dir: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The URL and the process of `python -m cookbook.serve --port 0`, killed afterwards if it still runs."""
+def server_process(
+    state_dir: Path, *arguments: str, log: list[str] | None = None, stderr: IO[str] | None = None
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The URL and the process of `python -m cookbook.serve --port 0`, killed afterwards if it still runs.
+
+    `log` takes the lines of its standard output; it is complete at the end of the block.
+    """
+    log = [] if log is None else log
     command: Sequence[str] = [sys.executable, "-m", "cookbook.serve", "--port", "0", "--state-dir", str(state_dir), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert process.stdout is not None
+    # A full pipe would stop the server.
+    reader = threading.Thread(target=lambda: log.extend(process.stdout or ()), daemon=True)
     try:
         found = None
         while found is None:
             line = process.stdout.readline()
             assert line, "the server ended before it printed its URL"
             found = re.search(r" at (http://\S+) ", line)
-        # Nobody reads the log; a full pipe would stop the server.
-        threading.Thread(target=lambda: [None for _ in process.stdout or ()], daemon=True).start()
+        reader.start()
         yield found[1], process
     finally:
         process.kill()
         process.wait()
+        if reader.ident is not None:
+            reader.join(timeout=10)
         process.stdout.close()

@@ -36,7 +36,8 @@ T = TypeVar("T")
 
 LocalEngine = Engine[SampleRequest | LogprobRequest]
 
-_SAMPLER_FOLDER = "sampler"
+SAMPLER_FOLDER = "sampler"
+"""Where, below the state directory, weights for samplers are saved."""
 
 
 class LocalSamplingClient:
@@ -146,7 +147,7 @@ class LocalTrainingClient:
     def save_weights_for_sampler(self, name: str) -> APIFuture[SaveResponse]:
         """Save weights alone as the folder `<state_dir>/sampler/<name>`, in PEFT's format or, full-parameter, transformers'."""
         self._check_samples()
-        return self._save(self._folder(name, _SAMPLER_FOLDER), with_optimizer=False)
+        return self._save(self._folder(name, SAMPLER_FOLDER), with_optimizer=False)
 
     def load_state(self, path: str) -> APIFuture[None]:
         """Load weights; the optimizer starts afresh and the accumulated gradient is dropped."""
@@ -193,6 +194,6 @@ class LocalTrainingClient:
 
     def _folder(self, name: str, *parents: str) -> Path:
         parts = PurePosixPath(name).parts
-        if not parts or parts[0] in ("/", _SAMPLER_FOLDER) or ".." in parts:
-            raise ConfigError(f"save name {name!r} must be a relative path without '..' that does not begin with {_SAMPLER_FOLDER!r}")
+        if not parts or parts[0] in ("/", SAMPLER_FOLDER) or ".." in parts:
+            raise ConfigError(f"save name {name!r} must be a relative path without '..' that does not begin with {SAMPLER_FOLDER!r}")
         return self._state_dir.joinpath(*parents, *parts)

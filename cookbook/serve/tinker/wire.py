@@ -98,25 +98,32 @@ def parse_forward_backward(body: bytes) -> Any:
         message.ParseFromString(body)
     except (DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is no ForwardBackwardRequest protobuf ({error}); send what the tinker SDK sends") from error
-    if not message.model_id or message.seq_id < 1:
+    if not message.model_id or not isinstance(message.model_id, str) or message.seq_id < 1:
         raise InvalidRequest("the ForwardBackwardRequest has no model_id, or no seq_id; seq_id counts a model's operations from 1")
     return message
 
 
 def forward_operation(message: Any) -> Forward:
     """What a request asks for. Raises DataError."""
-    return Forward(_data(message), message.loss_fn, _loss_config(message), backward=not message.forward_only)
+    return Forward(_data(message), _text(message.loss_fn), _loss_config(message), backward=not message.forward_only)
 
 
 def _loss_config(message: Any) -> dict[str, float]:
     if not message.loss_fn_config_v2:
-        return {entry.key: entry.value for entry in message.loss_fn_config}
+        return {_text(entry.key): entry.value for entry in message.loss_fn_config}
     for entry in message.loss_fn_config_v2:
         if entry.value.HasField("text"):
             raise DataError(
                 f"loss_fn_config[{entry.key!r}] is the text {entry.value.text[:80]!r}; the losses of this server take numbers only"
             )
-    return {entry.key: entry.value.number for entry in message.loss_fn_config_v2}
+    return {_text(entry.key): entry.value.number for entry in message.loss_fn_config_v2}
+
+
+def _text(value: str | bytes) -> str:
+    """A string of a message, which is bytes where it is no UTF-8: proto2 leaves that to the reader. Raises DataError."""
+    if isinstance(value, bytes):
+        raise DataError(f"the message holds the text {value[:80]!r}, which is no UTF-8; send what the tinker SDK sends")
+    return value
 
 
 def _data(message: Any) -> tuple[Datum, ...]:
@@ -126,7 +133,7 @@ def _data(message: Any) -> tuple[Datum, ...]:
     data = []
     for index, datum in enumerate(message.data):
         try:
-            inputs = {entry.key: _tensor(entry.key, entry.value) for entry in datum.loss_fn_inputs}
+            inputs = {_text(entry.key): _tensor(entry.key, entry.value) for entry in datum.loss_fn_inputs}
             data.append(Datum(_tokens(datum.model_input), with_mask(inputs)))
         except DataError as error:
             raise DataError(f"datum {index}: {error}") from error
