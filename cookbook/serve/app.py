@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -13,7 +14,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cookbook.serve.errors import QuotaExceeded, ServiceError
+from cookbook.serve.errors import NotFound, QuotaExceeded, ServiceError
 from cookbook.serve.metrics import Metrics
 from cookbook.serve.service import TrainingService
 from cookbook.serve.tenants import Tenants
@@ -46,6 +47,13 @@ def create_app(service: TrainingService, tenants: Tenants, metrics: Metrics, ada
     @app.get("/metrics", dependencies=[Depends(authenticate)])
     async def prometheus() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/usage", dependencies=[Depends(authenticate)])
+    async def usage(request: Request, session: str | None = None) -> dict[str, int]:
+        """Tokens that the tenant was billed for, in all or in one of its sessions."""
+        if session is not None and service.store.session(request.state.tenant, session) is None:
+            raise NotFound(f"there is no session {session}; list the sessions to see those that there are")
+        return asdict(service.store.usage(request.state.tenant, session))
 
     @app.exception_handler(ServiceError)
     async def refuse(request: Request, error: ServiceError) -> JSONResponse:

@@ -54,6 +54,9 @@ def test_health_needs_no_key_and_metrics_count_what_was_done(api: Api):
     )
     asked = {"prompt": {"chunks": [{"tokens": [5, 6, 7]}]}, "sampling_params": {"max_tokens": 2}}
     drawn = api.result("asample", {**sampler, **asked})["sequences"][0]["tokens"]
+    used = {"prefill": 3, "sampled": len(drawn), "trained": 0}
+    assert api.call("/usage") == (200, used) == api.call(f"/usage?session={model_id.partition(':')[0]}")
+    api.refused(404, "/usage?session=guessed")
     api.call("/metrics")  # what an operation is counted for is there a moment after its result
     status, text = api.call("/metrics")
     counts = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))

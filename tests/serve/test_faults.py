@@ -405,6 +405,7 @@ def test_another_tenants_ids_look_like_ids_that_do_not_exist(tmp_path: Path):
             ("POST", "/v1/chat/completions", {"model": model_id, **chat}),
             ("POST", "/v1/chat/completions", {"model": f"fake;{path}", **chat}),
             ("POST", "/v1/completions", {"model": path, "prompt": "x"}),
+            ("GET", f"/usage?session={session}", None),
         ]
         made_up = "0123456789abcdef" * 2
 
