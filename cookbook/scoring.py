@@ -52,10 +52,15 @@ def as_result(raw: object, reward_name: str) -> RewardResult:
     return result if type(result.value) is float else dataclasses.replace(result, value=float(result.value))
 
 
+def is_async(reward: Reward) -> bool:
+    """Whether calling it gives something to await."""
+    function = reward.func if isinstance(reward, functools.partial) else reward
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
 async def call(reward: Reward, completion: Completion, example: Example) -> object:
     """What a reward returns, whatever that is: an async one is awaited, any other runs in a thread so as not to hold up the event loop."""
-    function = reward.func if isinstance(reward, functools.partial) else reward
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+    if is_async(reward):
         return await reward(completion, example)  # pyright: ignore[reportGeneralTypeIssues]
     return await asyncio.to_thread(reward, completion, example)
 

@@ -7,6 +7,7 @@ a process of their own (`rewards.code_replay`).
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -189,6 +190,9 @@ class Judge:
         status = _status(result) or "runtime_error"
         if state != "loaded":
             return _Answers({}, Outcome("compile_error" if state == "compile_error" else status, _last_line(result.stderr)))
+        if status == "output":
+            # A program that prints too much is refused by the system before it is ended: its OSError is the limit's, not its own.
+            answers = [*itertools.takewhile(lambda answer: not answer.startswith('{"raised": "OSError"'), answers)]
         results: dict[str, Mapping[str, str]] = {request: {"answer": answer} for request, answer in zip(requests, answers, strict=False)}
         # A limit that several calls have used up together is not held against the last one: it gets a process of its own.
         if len(answers) < len(requests) and (not answers or status == "runtime_error"):

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from cookbook.backends.types import StopReason
 from cookbook.errors import DataError
-from cookbook.scoring import as_result, call, reward_name
+from cookbook.scoring import as_result, call, is_async, reward_name
 from cookbook.types import Completion, Example, Reward
 
 
@@ -24,7 +24,10 @@ class Validated(Protocol):
 def expect_score(reward: Reward, text: str, example: Example, expected: float, stop_reason: StopReason = "eos") -> None:
     """Raise DataError unless the completion `text` scores exactly `expected`."""
     name = reward_name(reward)
-    result = as_result(asyncio.run(call(reward, Completion(text, stop_reason, num_tokens=0), example)), name)
+    completion = Completion(text, stop_reason, num_tokens=0)
+    # An event loop for each of thousands of plain calls would take longer than the calls.
+    raw = asyncio.run(call(reward, completion, example)) if is_async(reward) else reward(completion, example)
+    result = as_result(raw, name)
     if result.value != expected:
         raise DataError(
             f"{name}: {example.id} (gold answer {example.answer[:80]!r}) scores {result.value:g} ({result.status}) instead of {expected:g} "
