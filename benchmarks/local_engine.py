@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from cookbook.backends.local import LocalService
-from cookbook.backends.local.base_models import base_model_source
+from cookbook.backends.base_models import base_model_source
 from cookbook.backends.types import Datum, ModelInput, SamplingParams
 
 RANK = 32

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cookbook.backends.local.base_models import base_model_source
+from cookbook.backends.base_models import base_model_source
 from cookbook.data.word_problems import WordProblems
 
 REPOSITORY = Path(__file__).resolve().parent.parent

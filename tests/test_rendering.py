@@ -11,8 +11,8 @@ from openai_harmony import Message as HarmonyMessage
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from cookbook.backends.base_models import base_model_source
 from cookbook.backends.fake.tokenizer import build_tokenizer
-from cookbook.backends.local.base_models import base_model_source
 from cookbook.errors import ConfigError, DataError
 from cookbook.rendering import Renderer
 from cookbook.types import Message

@@ -103,7 +103,9 @@ def _serve(arguments: argparse.Namespace) -> None:
         dtype=arguments.dtype,
         token_budget=arguments.token_budget,
     )
-    asyncio.run(Server.open(settings).run_until_stopped())
+    server = Server.open(settings)
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(server.run_until_stopped())
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ from cookbook.serve.tickets import Ticket
 
 logger = logging.getLogger(__name__)
 
-GATHER_S = 0.005
+GATHER_S = 0.02
 """Samples wait this long for further ones: a client sends a step's prompts one by one, and a batch costs little more than one of them."""
 
-LONGEST_GATHER_S = 0.1
+LONGEST_GATHER_S = 0.4
+"""How long they wait when further ones keep coming; the next batch gathers while this one is drawn."""
 
 
 class Queues:

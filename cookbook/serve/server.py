@@ -16,8 +16,8 @@ from typing import IO
 
 import uvicorn
 
+from cookbook.backends.base_models import check_base_model
 from cookbook.backends.local import LocalService
-from cookbook.backends.local.base_models import check_base_model
 from cookbook.backends.local.clients import SAMPLER_FOLDER
 from cookbook.errors import ConfigError
 from cookbook.serve.app import create_app

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from cookbook.backends.local.base_models import base_model_source, load_failure
+from cookbook.backends.base_models import base_model_source, load_failure
 from cookbook.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:

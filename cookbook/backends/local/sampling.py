@@ -14,8 +14,8 @@ from transformers.cache_utils import DynamicCache
 from cookbook.backends.local.drawing import Drawing, uniforms
 from cookbook.backends.local.kv_cache import BlockCache
 from cookbook.backends.local.model import BaseModel, microbatches, output_layer, right_padded
-from cookbook.backends.local.stops import StopStrings
 from cookbook.backends.local.weights import PinnedWeights
+from cookbook.backends.stops import StopStrings
 from cookbook.backends.types import SampledSequence, SampleResponse, SamplingParams, StopReason
 
 _FIRST_BLOCK = 64

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from cookbook.backends.base import Capabilities
-from cookbook.backends.local.base_models import BUNDLED_MODELS
+from cookbook.backends.base_models import BUNDLED_MODELS
 from cookbook.backends.local.clients import LocalEngine, LocalSamplingClient, LocalTrainingClient
 from cookbook.backends.local.engine import Engine
 from cookbook.backends.local.model import BaseModel, choose_device, choose_dtype, load_base_model

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cookbook.backends.local.stops import StopStrings
+from cookbook.backends.stops import StopStrings
 from cookbook.backends.types import Datum, ForwardBackwardOutput, SampledSequence, SampleResponse, SamplingParams, StopReason
 from cookbook.errors import DataError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cookbook.backends.local.base_models import BUNDLED_MODELS, base_model_source
+from cookbook.backends.base_models import BUNDLED_MODELS, base_model_source
 from cookbook.errors import BackendError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from cookbook.errors import BackendError, ConfigError
 
 BUNDLED_MODELS = ("tiny", "smollm2")
 
-_TINY_FOLDER = Path(__file__).resolve().parents[2] / "assets" / "tiny"
+_TINY_FOLDER = Path(__file__).resolve().parents[1] / "assets" / "tiny"
 _SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
