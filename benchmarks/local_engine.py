@@ -21,8 +21,8 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from cookbook.backends.local import LocalService
 from cookbook.backends.base_models import base_model_source
+from cookbook.backends.local import LocalService
 from cookbook.backends.types import Datum, ModelInput, SamplingParams
 
 RANK = 32

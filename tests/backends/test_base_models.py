@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cookbook.backends.local import LocalService, base_models, check_base_model
+from cookbook.backends import base_models
+from cookbook.backends.base_models import check_base_model
+from cookbook.backends.local import LocalService
 from cookbook.errors import BackendError, ConfigError
 
 
