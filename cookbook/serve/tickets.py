@@ -51,8 +51,11 @@ class Ticket:
     async def wait(self, timeout_s: float) -> bool:
         """Whether the operation is done, after at most `timeout_s` seconds."""
         if not self.future.done():
+            done = asyncio.wrap_future(self.future)
+            # Its error is read from the ticket; asyncio would report one that nobody reads from here.
+            done.add_done_callback(lambda done: done.cancelled() or done.exception())
             # asyncio.wait leaves the future alone when the time is up; wait_for would cancel it.
-            await asyncio.wait([asyncio.wrap_future(self.future)], timeout=timeout_s)
+            await asyncio.wait([done], timeout=timeout_s)
         return self.future.done()
 
 

@@ -1,5 +1,7 @@
 """The core without HTTP, over the fake backend: order, repeats, tenants, money, quotas, and ends of every kind."""
 
+import asyncio
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +33,7 @@ from cookbook.serve.operations import (
 )
 from cookbook.serve.service import TrainingService
 from cookbook.serve.store import Store
+from cookbook.serve.tickets import Ticket
 
 TOKENS = 6
 STEP = OptimStep(AdamParams(learning_rate=0.1))
@@ -419,3 +422,15 @@ def test_closing_settles_every_ticket(tmp_path: Path):
         service.create_session("a")
     record = service.store.session("a", client.session_id)
     assert record is not None and record.state == "Stopped"
+
+
+def test_an_error_after_a_poll_gave_up_is_nobodys_news(caplog: pytest.LogCaptureFixture):
+    async def poll() -> None:
+        ticket = Ticket("s:op:1", "a", "s", "m", STEP)
+        assert not await ticket.wait(0.01)
+        ticket.settle(error=InvalidRequest("no"))
+        await asyncio.sleep(0.01)
+
+    asyncio.run(poll())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
