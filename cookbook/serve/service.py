@@ -264,10 +264,7 @@ class TrainingService:
 
     def checkpoint(self, tenant: str, path: str) -> CheckpointRecord:
         """Raises NotFound."""
-        record = self.store.checkpoint(tenant, path)
-        if record is None:
-            raise NotFound(f"there is no checkpoint {path}; list the checkpoints to see those that there are")
-        return record
+        return self.store.existing_checkpoint(tenant, path)
 
     def delete_checkpoint(self, tenant: str, path: str) -> None:
         """Raises NotFound."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from cookbook.serve.errors import NotFound
 from cookbook.serve.operations import CheckpointKind, Usage
 
 SessionState = Literal["Created", "Running", "Stopping", "Stopped", "Failed", "Expired"]
@@ -168,6 +169,13 @@ class Store:
     def checkpoint(self, tenant: str, path: str) -> CheckpointRecord | None:
         rows = self._rows("SELECT * FROM checkpoints WHERE tenant=? AND path=?", tenant, path)
         return CheckpointRecord(**dict(rows[0])) if rows else None
+
+    def existing_checkpoint(self, tenant: str, path: str) -> CheckpointRecord:
+        """Raises NotFound."""
+        record = self.checkpoint(tenant, path)
+        if record is None:
+            raise NotFound(f"there is no checkpoint {path}; list the checkpoints to see those that there are")
+        return record
 
     def checkpoints(self, tenant: str, model_id: str | None = None) -> list[CheckpointRecord]:
         """Newest first."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from cookbook.backends.base import SamplingClient, ServiceClient, TrainingClient
 from cookbook.errors import CookbookError
-from cookbook.serve.errors import Gone, InvalidRequest, NotFound, OperationFailed
+from cookbook.serve.errors import Gone, InvalidRequest, OperationFailed
 from cookbook.serve.logprobs import run_forward
 from cookbook.serve.operations import (
     CreateModel,
@@ -105,7 +105,7 @@ class Worker:
                 model.client = self._backend.create_lora_training_client(self._base_models[base_model], rank, alpha, seed, role)
                 return model.id
             case CreateModelFromState(path, with_optimizer):
-                folder = self._checkpoint(session.tenant, path).folder
+                folder = self._store.existing_checkpoint(session.tenant, path).folder
                 model.client = self._backend.create_training_client_from_state(folder, with_optimizer)
                 return model.id
             case Forward():
@@ -115,7 +115,7 @@ class Worker:
             case Save():
                 return self._save(model, session, ticket.operation, ticket.id)
             case Load(path, with_optimizer):
-                client, folder = _client(model), self._checkpoint(session.tenant, path).folder
+                client, folder = _client(model), self._store.existing_checkpoint(session.tenant, path).folder
                 (client.load_state_with_optimizer if with_optimizer else client.load_state)(folder).result()
                 return path
             case Snapshot(sampler_id):
@@ -170,7 +170,7 @@ class Worker:
             session.use_snapshot(sampler)
             return sampler.client
         if sampler.model_path is not None:
-            key = self._checkpoint(session.tenant, sampler.model_path).folder
+            key = self._store.existing_checkpoint(session.tenant, sampler.model_path).folder
             return self._shared_client(key, lambda: self._backend.create_sampling_client(model_path=key))
         return self._base_client(sampler.base_model)
 
@@ -185,12 +185,6 @@ class Worker:
                 self._shared.popitem(last=False)
         self._shared.move_to_end(key)
         return self._shared[key]
-
-    def _checkpoint(self, tenant: str, path: str) -> CheckpointRecord:
-        record = self._store.checkpoint(tenant, path)
-        if record is None:
-            raise NotFound(f"there is no checkpoint {path}; the listing of checkpoints has those that there are")
-        return record
 
     def _succeed(self, ticket: Ticket, result: object, started: float) -> None:
         # Billed first: what is acknowledged has been billed.
