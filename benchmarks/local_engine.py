@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from cookbook.backends.base_models import base_model_source
 from cookbook.backends.local import LocalService
-from cookbook.backends.types import Datum, ModelInput, SamplingParams
+from cookbook.core.types import Datum, ModelInput, SamplingParams
 
 RANK = 32
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -40,7 +40,13 @@ class Peer:
     def sample(self, prompts: list[list[int]], num_samples: int, max_tokens: int) -> None:
         longest = max(map(len, prompts))
         input_ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=DEVICE)
-        settings = {"do_sample": True, "top_k": 0, "num_return_sequences": num_samples, "max_new_tokens": max_tokens, "pad_token_id": 0}
+        settings = {
+            "do_sample": True,
+            "top_k": 0,
+            "num_return_sequences": num_samples,
+            "max_new_tokens": max_tokens,
+            "pad_token_id": 0,
+        }
         with torch.inference_mode():
             self.model.generate(input_ids=input_ids, attention_mask=(input_ids != 0).long(), **settings)
 
@@ -48,7 +54,8 @@ class Peer:
         width = max(map(len, rows))
         padded = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=DEVICE)
         trained = torch.tensor(
-            [[start <= i < len(row) for i in range(width)] for row, start in zip(rows, starts, strict=True)], device=DEVICE
+            [[start <= i < len(row) for i in range(width)] for row, start in zip(rows, starts, strict=True)],
+            device=DEVICE,
         )
         logits = self.model(input_ids=padded, attention_mask=(padded != 0).long()).logits[:, :-1].float()
         logprobs = logits.log_softmax(-1).gather(-1, padded[:, 1:, None])[..., 0]
@@ -65,7 +72,9 @@ def random_model(folder: str) -> str:
     torch.manual_seed(0)
     shape = {"hidden_size": 192, "intermediate_size": 448, "num_hidden_layers": 4, "num_attention_heads": 6}
     special = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
-    config = LlamaConfig(vocab_size=len(vocabulary), max_position_embeddings=512, tie_word_embeddings=True, **shape, **special)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary), max_position_embeddings=512, tie_word_embeddings=True, **shape, **special
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -74,7 +83,12 @@ def policy_datum(tokens: list[int], start: int) -> Datum:
     """A datum whose tokens from `start` on are trained."""
     trained = np.zeros(len(tokens) - 1, np.float32)
     trained[start - 1 :] = 1
-    inputs = {"target_tokens": np.array(tokens[1:]), "weights": trained, "advantages": trained, "logprobs": -4 * trained}
+    inputs = {
+        "target_tokens": np.array(tokens[1:]),
+        "weights": trained,
+        "advantages": trained,
+        "logprobs": -4 * trained,
+    }
     return Datum(ModelInput.from_ints(tokens[:-1]), inputs)
 
 
@@ -98,7 +112,9 @@ def compare(args: argparse.Namespace, name: str) -> None:
     peer = Peer(name)
     generator = np.random.default_rng(0)
     vocabulary = len(trainer.get_tokenizer())
-    prompts = [generator.integers(2, vocabulary, length).tolist() for length in generator.integers(40, 120, args.prompts)]
+    prompts = [
+        generator.integers(2, vocabulary, length).tolist() for length in generator.integers(40, 120, args.prompts)
+    ]
     sampler = trainer.save_weights_and_get_sampling_client()
     params = SamplingParams(max_tokens=args.max_tokens, seed=1)
 

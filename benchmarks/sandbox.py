@@ -23,10 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from cookbook.data.code_problem import CodeProblem, StdinTests
-from cookbook.data.tiny_programs import TinyPrograms
+from cookbook.data.generated.tiny_programs import TinyPrograms
 from cookbook.sandbox.base import Sandbox
 from cookbook.sandbox.local import LocalSandbox
+from cookbook.sandbox.problem import CodeProblem, StdinTests
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,9 @@ def main() -> None:
         print(f"{'':20}{'runs':>8}{'min':>9}{'median':>9}{'max':>9} runs/s   LocalSandbox is")
         for name, measured in speeds.items():
             # Ratios of the same repeat: what slowed the machine slowed both.
-            ratio = statistics.median(ours / theirs for ours, theirs in zip(speeds["LocalSandbox"], measured, strict=True))
+            ratio = statistics.median(
+                ours / theirs for ours, theirs in zip(speeds["LocalSandbox"], measured, strict=True)
+            )
             middle = f"{min(measured):9.1f}{statistics.median(measured):9.1f}{max(measured):9.1f}"
             print(f"{name:20}{len(contestants[name][1]):8}{middle}{ratio:16.1f}x as fast")
     local.close()

@@ -23,8 +23,8 @@ import numpy as np
 import tinker
 from server_load import API_KEY, cpu_seconds, serve
 
-from cookbook.backends import types as ours
 from cookbook.backends.local import LocalService
+from cookbook.core import types as ours
 
 LOSS, LEARNING_RATE, RANK, ALPHA, SEED = "importance_sampling", 1e-4, 16, 32.0, 0
 PHASES = ("snapshot", "sample", "forward_backward", "optim_step")
@@ -60,13 +60,17 @@ def inputs_of(prompt: list[int], tokens: list[int], logprobs: list[float], advan
     }
 
 
-def step(times: Times, client, prompts: list[list[int]], api, samples: int, max_tokens: int, sampler_of: Callable) -> list[list[int]]:
+def step(
+    times: Times, client, prompts: list[list[int]], api, samples: int, max_tokens: int, sampler_of: Callable
+) -> list[list[int]]:
     """One step, with `api` either the SDK's types or ours: the two are alike. Returns what was drawn."""
     sampler = times.timed("snapshot", lambda: sampler_of(client))
 
     def sample() -> list:
         futures = [
-            sampler.sample(api.ModelInput.from_ints(prompt), samples, api.SamplingParams(max_tokens=max_tokens, seed=seed))
+            sampler.sample(
+                api.ModelInput.from_ints(prompt), samples, api.SamplingParams(max_tokens=max_tokens, seed=seed)
+            )
             for seed, prompt in enumerate(prompts)
         ]
         return [future.result() for future in futures]
@@ -76,7 +80,9 @@ def step(times: Times, client, prompts: list[list[int]], api, samples: int, max_
     for prompt, response in zip(prompts, responses, strict=True):
         for index, sequence in enumerate(response.sequences):
             inputs = inputs_of(prompt, sequence.tokens, sequence.logprobs, 1.0 if index % 2 else -1.0)
-            data.append(api.Datum(model_input=api.ModelInput.from_ints([*prompt, *sequence.tokens[:-1]]), loss_fn_inputs=inputs))
+            data.append(
+                api.Datum(model_input=api.ModelInput.from_ints([*prompt, *sequence.tokens[:-1]]), loss_fn_inputs=inputs)
+            )
     times.timed("forward_backward", lambda: client.forward_backward(data, LOSS).result())
     times.timed("optim_step", lambda: client.optim_step(api.AdamParams(learning_rate=LEARNING_RATE)).result())
     return [list(sequence.tokens) for response in responses for sequence in response.sequences]
@@ -98,21 +104,34 @@ def main() -> int:
     here = local.create_lora_training_client(arguments.base_model, RANK, ALPHA, SEED)
     sizes = (arguments.samples, arguments.max_tokens)
     in_process, served = Times(), Times()
-    with serve("--base-model", arguments.base_model) as (url, pid), tinker.ServiceClient(base_url=url, api_key=API_KEY) as service:
+    with (
+        serve("--base-model", arguments.base_model) as (url, pid),
+        tinker.ServiceClient(base_url=url, api_key=API_KEY) as service,
+    ):
         metadata = {"sparse_logprobs": str(arguments.sparse_logprobs).lower()}
         there = service.create_lora_training_client(arguments.base_model, RANK, SEED, user_metadata=metadata).result()
         for repeat in range(arguments.repeats + 1):
             mine, theirs = (Times(), Times()) if repeat == 0 else (in_process, served)  # the first warms both up
             own, cpu = time.process_time(), cpu_seconds(pid)
-            drawn = step(mine, here, prompts, ours, *sizes, lambda client: client.save_weights_and_get_sampling_client())
+            drawn = step(
+                mine, here, prompts, ours, *sizes, lambda client: client.save_weights_and_get_sampling_client()
+            )
             mine.cpu.setdefault("in process", []).append(time.process_time() - own)
             idle = cpu_seconds(pid) - cpu
             own, cpu = time.process_time(), cpu_seconds(pid)
-            again = step(theirs, there, prompts, tinker, *sizes, lambda client: client.save_weights_and_get_sampling_client().result())
+            again = step(
+                theirs,
+                there,
+                prompts,
+                tinker,
+                *sizes,
+                lambda client: client.save_weights_and_get_sampling_client().result(),
+            )
             theirs.cpu.setdefault("client", []).append(time.process_time() - own)
             theirs.cpu.setdefault("server", []).append(cpu_seconds(pid) - cpu)
             print(
-                f"step {repeat}: {sum(map(len, drawn))} and {sum(map(len, again))} tokens drawn, server idle {idle:.2f} s CPU", flush=True
+                f"step {repeat}: {sum(map(len, drawn))} and {sum(map(len, again))} tokens drawn, server idle {idle:.2f} s CPU",
+                flush=True,
             )
     local.stop()
     print(f"{'':18}{'in process':>12}{'server':>12}{'ratio':>8}")
@@ -121,7 +140,9 @@ def main() -> int:
         print(f"{phase:18}{a:10.3f} s{b:10.3f} s{b / a:8.2f}")
     print(f"{'step':18}{in_process.step_s:10.3f} s{served.step_s:10.3f} s{served.step_s / in_process.step_s:8.2f}")
     base, server, client = in_process.median("in process"), served.median("server"), served.median("client")
-    print(f"CPU of a step: in process {base:.2f} s; server {server:.2f} s, client {client:.2f} s; load {os.getloadavg()[0]:.1f}")
+    print(
+        f"CPU of a step: in process {base:.2f} s; server {server:.2f} s, client {client:.2f} s; load {os.getloadavg()[0]:.1f}"
+    )
     print(f"the server's own cost: {100 * (server - base) / server:.1f} % of its step's CPU")
     return 0
 

@@ -30,7 +30,7 @@ from pathlib import Path
 import tinker
 from tinker import types
 
-from cookbook.serve.limits import Limits
+from cookbook.serve.core.limits import Limits
 
 API_KEY = "tml-a-server-without-keys-takes-any"
 DATUMS, TOKENS, SAMPLES, NEW_TOKENS, SAVE_EVERY = 8, 32, 4, 16, 10
@@ -81,7 +81,13 @@ class Session(threading.Thread):
         self.operations: Counter[str] = Counter()
         self.errors: list[str] = []
         self.longest_round_s = 0.0
-        self._url, self._base_model, self._number, self._start_together, self._stop_event = url, base_model, number, start, stop
+        self._url, self._base_model, self._number, self._start_together, self._stop_event = (
+            url,
+            base_model,
+            number,
+            start,
+            stop,
+        )
 
     def run(self) -> None:
         try:
@@ -104,7 +110,10 @@ class Session(threading.Thread):
     def _round(self, model: tinker.TrainingClient, save_as: str | None) -> None:
         tokens = [40 + (self._number + index) % 50 for index in range(TOKENS + 1)]
         inputs = {"target_tokens": tokens[1:], "weights": [1.0] * TOKENS}
-        data = [types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=dict(inputs)) for _ in range(DATUMS)]
+        data = [
+            types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=dict(inputs))
+            for _ in range(DATUMS)
+        ]
         backward = model.forward_backward(data, "cross_entropy")
         step = model.optim_step(types.AdamParams(learning_rate=1e-4))
         backward.result()
@@ -145,7 +154,8 @@ def main() -> int:
             memory.append(resident_mib(pid))
             rounds = [session.rounds for session in sessions]
             print(
-                f"{elapsed:6.0f} s  {memory[-1]:7.1f} MiB  rounds {min(rounds)} to {max(rounds)}  load {os.getloadavg()[0]:.1f}", flush=True
+                f"{elapsed:6.0f} s  {memory[-1]:7.1f} MiB  rounds {min(rounds)} to {max(rounds)}  load {os.getloadavg()[0]:.1f}",
+                flush=True,
             )
             time.sleep(min(arguments.seconds / 20, arguments.seconds - elapsed))
         rounds = [session.rounds for session in sessions]
@@ -157,9 +167,13 @@ def main() -> int:
     errors = [error for session in sessions for error in session.errors]
     half = len(memory) // 2
     growth, ratio = max(memory[half:]) / max(memory[: half + 1]), max(rounds) / max(1, min(rounds))
-    print(f"{arguments.sessions} sessions, {arguments.seconds:g} s: {dict(sum((s.operations for s in sessions), Counter()))}")
+    print(
+        f"{arguments.sessions} sessions, {arguments.seconds:g} s: {dict(sum((s.operations for s in sessions), Counter()))}"
+    )
     print(f"errors: {len(errors)}", *errors[:5], sep="\n  ")
-    print(f"memory of the server: {memory[0]:.1f} MiB at the start, at most {max(memory):.1f}; second half over first {growth:.3f}")
+    print(
+        f"memory of the server: {memory[0]:.1f} MiB at the start, at most {max(memory):.1f}; second half over first {growth:.3f}"
+    )
     longest_s = max(session.longest_round_s for session in sessions)
     print(f"rounds of a session: {min(rounds)} to {max(rounds)}, ratio {ratio:.2f}; longest round {longest_s:.1f} s")
     print(f"CPU: server {server_cpu:.1f} s, clients {client_cpu:.1f} s")

@@ -30,13 +30,18 @@ from pathlib import Path
 from typing import Any
 
 from cookbook.backends.base_models import base_model_source
-from cookbook.data.word_problems import WordProblems
+from cookbook.data.generated.word_problems import WordProblems
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CHAT_MODEL, BASE_MODEL = "Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-8B-Base"
 """Chosen for what tinker-cookbook takes them for: a ChatML model, which stops at a token, and a base model, which stops at a text."""
 
-SPELLING = {"<|user|>": "<|im_start|>user\n", "<|assistant|>": "<|im_start|>assistant\n", "<|end|>": "<|im_end|>", "####": "\\boxed"}
+SPELLING = {
+    "<|user|>": "<|im_start|>user\n",
+    "<|assistant|>": "<|im_start|>assistant\n",
+    "<|end|>": "<|im_end|>",
+    "####": "\\boxed",
+}
 """How the chat model's tokenizer spells some of tiny's tokens, the ids of which stay: turns are ChatML, and `#### 28` is `\\boxed 28`."""
 
 AVERAGED_STEPS = 5
@@ -65,7 +70,12 @@ class Recipe:
 
     def command(self, python: str) -> list[str]:
         settings = {**self.settings, "log_path": self.log_path}
-        return [python, "-m", f"tinker_cookbook.recipes.{self.module}", *(f"{key}={value}" for key, value in settings.items())]
+        return [
+            python,
+            "-m",
+            f"tinker_cookbook.recipes.{self.module}",
+            *(f"{key}={value}" for key, value in settings.items()),
+        ]
 
 
 @dataclass(frozen=True)
@@ -94,14 +104,28 @@ def recipes(learning_steps: int) -> list[Recipe]:
     math_rl = {**small, **on_policy, "group_size": 4, "groups_per_batch": 4}
     arithmetic = {"model_name": BASE_MODEL, "env": "arithmetic", "max_tokens": 12}
     ppo = {"model_name": CHAT_MODEL, "env": "gsm8k", "loss_fn": "ppo", "max_tokens": 48, "eval_every": 2}
-    longer = {"model_name": CHAT_MODEL, "env": "polaris", "max_tokens": 48, "groups_per_batch": 24, "group_size": 8, "learning_rate": 3e-3}
+    longer = {
+        "model_name": CHAT_MODEL,
+        "env": "polaris",
+        "max_tokens": 48,
+        "groups_per_batch": 24,
+        "group_size": 8,
+        "learning_rate": 3e-3,
+    }
     longer |= {"max_steps": learning_steps, "save_every": 0, "lora_rank": 32}
     nll, reward, rewards = "train_mean_nll", "reward/total", "env/all/reward/total"
     return [
         Recipe("sl_loop", "sl_loop", {**small, "model_name": CHAT_MODEL, "batch_size": 4}, 3, nll),
         Recipe("chat_sl", "chat_sl.train", {**chat_sl, "eval_every": 1}, 3, nll),
         # The same log and one epoch more: it goes on from the last checkpoint, with the optimizer.
-        Recipe("resume", "chat_sl.train", {**chat_sl, "num_epochs": 2, "behavior_if_log_dir_exists": "resume"}, 6, nll, log="chat_sl"),
+        Recipe(
+            "resume",
+            "chat_sl.train",
+            {**chat_sl, "num_epochs": 2, "behavior_if_log_dir_exists": "resume"},
+            6,
+            nll,
+            log="chat_sl",
+        ),
         Recipe("dpo", "preference.dpo.train", dpo, 3, "dpo_loss"),
         Recipe("rl_loop", "rl_loop", rl_loop, 3, reward),
         Recipe("arithmetic", "math_rl.train", {**math_rl, **arithmetic}, 3, rewards),
@@ -148,7 +172,13 @@ def _respell(folder: Path) -> None:
     flags = {"single_word": False, "rstrip": False, "normalized": False}
     kept = [token for token in added if token["content"] not in SPELLING]
     respelled = [
-        {"id": model["vocab"].pop(old), "content": new, "lstrip": "im_start" in new, "special": new != SPELLING["####"], **flags}
+        {
+            "id": model["vocab"].pop(old),
+            "content": new,
+            "lstrip": "im_start" in new,
+            "special": new != SPELLING["####"],
+            **flags,
+        }
         for old, new in SPELLING.items()
     ]
     model["vocab"] |= {token["content"]: token["id"] for token in respelled}
@@ -192,7 +222,12 @@ def run(recipe: Recipe, python: str, work: Path, url: str, timeout_s: float) -> 
     """Run a recipe to its end; its output is `<name>.log`."""
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment |= {"TINKER_BASE_URL": url, "TINKER_API_KEY": "tml-any", "TINKER_TELEMETRY": "0"}
-    environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "hf"), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment |= {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(work / "hf"),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     command, log = recipe.command(python), work / f"{recipe.name}.log"
     print("$", *command, flush=True)
     start = time.perf_counter()
@@ -203,7 +238,9 @@ def run(recipe: Recipe, python: str, work: Path, url: str, timeout_s: float) -> 
             ).returncode
         except subprocess.TimeoutExpired:
             status = 124  # as timeout(1) has it
-    outcome = Outcome(recipe, status, time.perf_counter() - start, _logged(work / recipe.log_path / "metrics.jsonl", recipe.metric))
+    outcome = Outcome(
+        recipe, status, time.perf_counter() - start, _logged(work / recipe.log_path / "metrics.jsonl", recipe.metric)
+    )
     if outcome.complaint is not None:
         print(f"{recipe.name} {outcome.complaint}; the end of {log}:\n{log.read_text()[-3000:]}", flush=True)
     return outcome
@@ -244,7 +281,9 @@ def report(outcomes: Sequence[Outcome]) -> bool:
     for outcome in outcomes:
         recipe, values = outcome.recipe, outcome.values
         shown = f"{recipe.metric} {values[0]:.3f} to {values[-1]:.3f}" if values else recipe.metric
-        print(f"{recipe.name:16} {outcome.status:6} {outcome.seconds:7.1f} {len(values):5}  {shown} {outcome.complaint or ''}")
+        print(
+            f"{recipe.name:16} {outcome.status:6} {outcome.seconds:7.1f} {len(values):5}  {shown} {outcome.complaint or ''}"
+        )
         well &= outcome.complaint is None
         if recipe.name == LEARNING and values:
             print("reward of every step:", *(f"{value:.2f}" for value in values))
@@ -257,8 +296,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [recipe.name for recipe in recipes(1)]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="interpreter of the environment with tinker-cookbook")
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)}")
-    parser.add_argument("--work", type=Path, help="a folder that does not exist yet, and is kept; by default a temporary one")
+    parser.add_argument(
+        "--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)}"
+    )
+    parser.add_argument(
+        "--work", type=Path, help="a folder that does not exist yet, and is kept; by default a temporary one"
+    )
     parser.add_argument("--learning-steps", type=int, default=20)
     parser.add_argument("--timeout-s", type=float, default=600, help="of a recipe")
     args = parser.parse_args(argv)

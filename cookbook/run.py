@@ -20,14 +20,24 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cookbook import notices, run_dir, sweep
-from cookbook.build import build
-from cookbook.compose import BASE_SCALE, CONF, check_groups, chosen, explain, scale_override, scales, to_object
-from cookbook.config import RunConfig, register_schemas
-from cookbook.errors import ConfigError, CookbookError
-from cookbook.suggest import did_you_mean
-from cookbook.sweep import Outcome
-from cookbook.usage import usage
+from cookbook.cli import run_dir, sweep
+from cookbook.cli.build import build
+from cookbook.cli.compose import (
+    BASE_SCALE,
+    CONF,
+    check_groups,
+    chosen,
+    explain,
+    scale_override,
+    scales,
+    to_object,
+)
+from cookbook.cli.help import usage
+from cookbook.cli.sweep import Outcome
+from cookbook.core import notices
+from cookbook.core.errors import ConfigError, CookbookError
+from cookbook.core.suggest import did_you_mean
+from cookbook.loops.config import RunConfig, register_schemas
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: all is done. 1: something went wrong; one line on stderr says what. 130: interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in arguments or chosen(arguments, "debug") == "true" or chosen(arguments, "hydra.verbose") == "true"
+    debug = (
+        "--debug" in arguments or chosen(arguments, "debug") == "true" or chosen(arguments, "hydra.verbose") == "true"
+    )
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         if {"--help", "-h"} & {*arguments}:
@@ -109,11 +121,17 @@ def _run_job(config: DictConfig, index: int, debug: bool) -> Outcome:
         folder = _choose_folder(config, overrides, in_sweep)
         config.run_dir = str(folder)
         run_config: RunConfig = to_object(config)
-        run_config.choices = {group: option for group, option in info.runtime.choices.items() if option and "/" not in group}
+        run_config.choices = {
+            group: option for group, option in info.runtime.choices.items() if option and "/" not in group
+        }
         finished = _run(run_config, dict(info.runtime.choices))
         return Outcome(settings, folder, "skipped" if finished else "completed")
     except KeyboardInterrupt:
-        again = f"; to go on, repeat the command with run_dir={folder} resume=auto" if folder is not None and not in_sweep else ""
+        again = (
+            f"; to go on, repeat the command with run_dir={folder} resume=auto"
+            if folder is not None and not in_sweep
+            else ""
+        )
         raise KeyboardInterrupt(again or "; repeat the command to go on") from None
     except Exception as error:
         _report(error, debug)
@@ -133,7 +151,9 @@ def _choose_folder(config: DictConfig, overrides: Sequence[str], in_sweep: bool)
 def _run(config: RunConfig, choices: dict[str, str]) -> bool:
     """Train. Returns True where the run in `config.run_dir` had completed before, and nothing was left to do."""
     if config.scale != BASE_SCALE and choices.get(f"scale/{config.recipe}") != config.scale:
-        raise ConfigError(f"scale={config.scale}: its values were not loaded; give recipe=NAME scale={config.scale} on the command line")
+        raise ConfigError(
+            f"scale={config.scale}: its values were not loaded; give recipe=NAME scale={config.scale} on the command line"
+        )
     if run_dir.is_finished(config):
         print(f"{config.run_dir}: this run has completed; nothing to do")
         return True

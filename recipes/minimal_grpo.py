@@ -12,13 +12,14 @@ import time
 
 import numpy as np
 
-from cookbook.backends.base import SamplingClient
 from cookbook.backends.local import LocalService
-from cookbook.backends.types import AdamParams, Datum, ModelInput, SamplingParams
-from cookbook.data.word_problems import WordProblems
-from cookbook.rendering import Renderer
-from cookbook.rl.seeds import derive_seed
-from cookbook.types import Completion, Example
+from cookbook.core.clients import SamplingClient
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion
+from cookbook.core.seeds import derive_seed
+from cookbook.core.types import AdamParams, Datum, ModelInput, SamplingParams
+from cookbook.data.generated.word_problems import WordProblems
+from cookbook.data.rendering import Renderer
 from rewards.math import GSM8K
 
 # ---- Settings -------------------------------------------------------------------------------------------------------
@@ -38,14 +39,20 @@ def grade(reward: GSM8K, text: str, stop_reason, num_tokens: int, example: Examp
     return reward(Completion(text, stop_reason, num_tokens), example).value
 
 
-def accuracy(sampler: SamplingClient, examples: list[Example], renderer: Renderer, reward: GSM8K, max_tokens: int) -> float:
+def accuracy(
+    sampler: SamplingClient, examples: list[Example], renderer: Renderer, reward: GSM8K, max_tokens: int
+) -> float:
     """Greedy pass@1."""
     params = SamplingParams(max_tokens, temperature=0.0, stop=renderer.stop_tokens)
-    futures = [sampler.sample(ModelInput.from_ints(renderer.prompt(example.messages)), 1, params) for example in examples]
+    futures = [
+        sampler.sample(ModelInput.from_ints(renderer.prompt(example.messages)), 1, params) for example in examples
+    ]
     scores = []
     for example, future in zip(examples, futures, strict=True):
         (sequence,) = future.result().sequences
-        scores.append(grade(reward, renderer.text(sequence.tokens), sequence.stop_reason, len(sequence.tokens), example))
+        scores.append(
+            grade(reward, renderer.text(sequence.tokens), sequence.stop_reason, len(sequence.tokens), example)
+        )
     return float(np.mean(scores))
 
 
@@ -71,7 +78,12 @@ def main(args: argparse.Namespace) -> dict[str, float]:
             sampler.sample(
                 ModelInput.from_ints(prompt),
                 args.samples,
-                SamplingParams(args.max_tokens, temperature=1.0, stop=renderer.stop_tokens, seed=derive_seed(args.seed, step, index)),
+                SamplingParams(
+                    args.max_tokens,
+                    temperature=1.0,
+                    stop=renderer.stop_tokens,
+                    seed=derive_seed(args.seed, step, index),
+                ),
             )
             for index, prompt in enumerate(prompts)
         ]
@@ -80,7 +92,9 @@ def main(args: argparse.Namespace) -> dict[str, float]:
         data, rewards = [], []
         for example, prompt, future in zip(examples, prompts, futures, strict=True):
             sequences = future.result().sequences
-            group = np.array([grade(reward, renderer.text(s.tokens), s.stop_reason, len(s.tokens), example) for s in sequences])
+            group = np.array(
+                [grade(reward, renderer.text(s.tokens), s.stop_reason, len(s.tokens), example) for s in sequences]
+            )
             rewards.append(group.mean())
             for sequence, advantage in zip(sequences, group - group.mean(), strict=True):
                 if advantage != 0:  # a group that is all right or all wrong teaches nothing
@@ -89,7 +103,10 @@ def main(args: argparse.Namespace) -> dict[str, float]:
         # 3. One policy-gradient step: the loss is a sum, so the mean over tokens is made by the weights.
         if data:
             num_tokens = sum(datum.loss_fn_inputs["weights"].sum() for datum in data)
-            data = [Datum(d.model_input, {**d.loss_fn_inputs, "weights": d.loss_fn_inputs["weights"] / num_tokens}) for d in data]
+            data = [
+                Datum(d.model_input, {**d.loss_fn_inputs, "weights": d.loss_fn_inputs["weights"] / num_tokens})
+                for d in data
+            ]
             gradient = policy.forward_backward(data, "importance_sampling")
             update = policy.optim_step(adam)
             gradient.result()

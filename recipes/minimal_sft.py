@@ -9,12 +9,12 @@ import argparse
 
 import numpy as np
 
-from cookbook.backends.base import TrainingClient
 from cookbook.backends.local import LocalService
-from cookbook.backends.types import AdamParams, Datum, ModelInput
-from cookbook.data.word_problems import WordProblems
-from cookbook.rendering import Renderer
-from cookbook.types import Example
+from cookbook.core.clients import TrainingClient
+from cookbook.core.examples import Example
+from cookbook.core.types import AdamParams, Datum, ModelInput
+from cookbook.data.generated.word_problems import WordProblems
+from cookbook.data.rendering import Renderer
 
 parser = argparse.ArgumentParser(description="Supervised fine-tuning in one file.")
 parser.add_argument("--model", default="tiny", help="a base model of the local backend, or a folder")
@@ -55,7 +55,9 @@ def main(args: argparse.Namespace) -> dict[str, float]:
         print(f"held-out loss before: {before:.4f}")
 
         for step in range(args.steps):
-            batch = [sft_datum(renderer, problems.train[step * args.batch_size + index]) for index in range(args.batch_size)]
+            batch = [
+                sft_datum(renderer, problems.train[step * args.batch_size + index]) for index in range(args.batch_size)
+            ]
             gradient = client.forward_backward(token_mean(batch), "cross_entropy")
             learning_rate = args.learning_rate * (1 - step / args.steps)
             update = client.optim_step(AdamParams(learning_rate=learning_rate, grad_clip_norm=1.0))

@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
-from cookbook.data.code_problem import CodeProblem, StdinTests
-from cookbook.errors import ConfigError, DataError
+from cookbook.core.errors import ConfigError, DataError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion, Metrics, RewardResult
 from cookbook.sandbox.base import Language, Sandbox
-from cookbook.types import Completion, Example, Metrics, RewardResult
+from cookbook.sandbox.problem import CodeProblem, StdinTests
 from rewards.code_cache import SharedResults
 from rewards.code_extract import extract_program, parse_python
 from rewards.code_judge import Judge, Outcome, TestStatus
@@ -31,7 +32,7 @@ _SILENT: dict[Language, str] = {
 class CodeReward:
     """1.0 when the program in a completion passes every test of its example, else 0.0; with mode "fraction" the share of tests passed.
 
-    The example's `extra["problem"]` is a `cookbook.data.code_problem.CodeProblem`. `format_weight` is added where the program stands
+    The example's `extra["problem"]` is a `cookbook.sandbox.problem.CodeProblem`. `format_weight` is added where the program stands
     between two code fences of which the first is tagged with the language, whatever the tests say. In mode "fraction" all tests run;
     in mode "all" they stop at the first failure unless `stop_at_first_failure` is false. `time_limit_s` (CPU time) and
     `memory_limit_mb` hold for one test, unless the problem has its own; wall time is `wall_factor` times as long. The first test runs
@@ -60,7 +61,9 @@ class CodeReward:
         remembered: int = 4096,
     ) -> None:
         if sandbox is None:
-            raise ConfigError("rewards.code.CodeReward: there is no sandbox to run programs in; choose one, such as sandbox=local")
+            raise ConfigError(
+                "rewards.code.CodeReward: there is no sandbox to run programs in; choose one, such as sandbox=local"
+            )
         if mode not in ("all", "fraction"):
             raise ConfigError(f"rewards.code.CodeReward: mode={mode}: must be all or fraction")
         if not 0 <= format_weight <= 1:
@@ -68,7 +71,11 @@ class CodeReward:
         for name, value in (("time_limit_s", time_limit_s), ("memory_limit_mb", memory_limit_mb)):
             if not value > 0:
                 raise ConfigError(f"rewards.code.CodeReward: {name}={value}: must be more than 0")
-        for name, value in (("wall_factor", wall_factor), ("parallel_tests", parallel_tests), ("remembered", remembered)):
+        for name, value in (
+            ("wall_factor", wall_factor),
+            ("parallel_tests", parallel_tests),
+            ("remembered", remembered),
+        ):
             if not value >= 1:
                 raise ConfigError(f"rewards.code.CodeReward: {name}={value}: must be 1 or more")
         self._mode = mode
@@ -85,7 +92,9 @@ class CodeReward:
             return RewardResult(0.0, "malformed", _metrics([], problem.num_tests))
         outcomes = await self._verdicts.get(
             (program.text, example.id),
-            lambda: self._judge.judge(program.text, problem, self._stop_at_first_failure, f"rewards.code.CodeReward: {example.id}"),
+            lambda: self._judge.judge(
+                program.text, problem, self._stop_at_first_failure, f"rewards.code.CodeReward: {example.id}"
+            ),
             keep=lambda outcomes: not _sandbox_failed(outcomes),
         )
         metrics, details = _metrics(outcomes, problem.num_tests), _details(outcomes)
@@ -106,7 +115,9 @@ class CodeReward:
         if problem.num_tests == 0:
             raise DataError(f"{where} has no tests; mend the dataset, or leave the example out")
         if not isinstance(problem.tests, StdinTests) and problem.language != "python":
-            raise DataError(f"{where} calls functions of a {problem.language} program; only Python's can be called, so use tests on stdin")
+            raise DataError(
+                f"{where} calls functions of a {problem.language} program; only Python's can be called, so use tests on stdin"
+            )
         if problem.language not in self._languages:
             has = ", ".join(sorted(self._languages))
             raise DataError(
@@ -126,7 +137,9 @@ class CodeReward:
         asyncio.run(self._validate(list(examples)))
 
     async def _validate(self, examples: Sequence[Example]) -> None:
-        complaints = await asyncio.gather(*[self._complaint(example) for example in examples if "solution" in example.extra])
+        complaints = await asyncio.gather(
+            *[self._complaint(example) for example in examples if "solution" in example.extra]
+        )
         for complaint in filter(None, complaints):
             raise DataError(complaint)
 

@@ -23,7 +23,9 @@ def same_output(output: str, expected: str, float_tolerance: float | None = None
 
 
 def _same_number(token: str, wanted: str, tolerance: float) -> bool:
-    return bool(_NUMBER.fullmatch(token) and _NUMBER.fullmatch(wanted)) and close(float(token), float(wanted), tolerance)
+    return bool(_NUMBER.fullmatch(token) and _NUMBER.fullmatch(wanted)) and close(
+        float(token), float(wanted), tolerance
+    )
 
 
 def close(value: float, expected: float, tolerance: float) -> bool:
@@ -50,7 +52,9 @@ def same_value(value: object, expected: object, float_tolerance: float | None = 
         if not isinstance(value, dict):
             return False
         items = {_key(key): item for key, item in value.items()}
-        return items.keys() == expected.keys() and all(same_value(items[key], want, float_tolerance) for key, want in expected.items())
+        return items.keys() == expected.keys() and all(
+            same_value(items[key], want, float_tolerance) for key, want in expected.items()
+        )
     if isinstance(expected, str) or expected is None:
         return type(value) is type(expected) and value == expected
     if not isinstance(value, int | float) or not isinstance(expected, int | float):

@@ -118,7 +118,8 @@ def _is_program(text: str, language: Language) -> bool:
     tree = parse_python(text)
     # A word, or a number, is a Python expression too; it does nothing.
     return tree is not None and any(
-        not isinstance(statement, ast.Expr) or any(isinstance(node, ast.Call) for node in ast.walk(statement)) for statement in tree.body
+        not isinstance(statement, ast.Expr) or any(isinstance(node, ast.Call) for node in ast.walk(statement))
+        for statement in tree.body
     )
 
 

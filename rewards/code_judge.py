@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cookbook.data.code_problem import AssertTests, CallTests, CodeProblem, StdinTests
-from cookbook.errors import DataError
+from cookbook.core.errors import DataError
 from cookbook.sandbox.base import ExecResult, Limits, Sandbox
+from cookbook.sandbox.problem import AssertTests, CallTests, CodeProblem, StdinTests
 from rewards.code_cache import SharedResults
 from rewards.code_compare import same_output, same_value
 from rewards.code_replay import DECODE_ERRORS, NotPlain, call_request, decode
 
-TestStatus = Literal["passed", "wrong", "timeout", "runtime_error", "memory", "output", "compile_error", "infrastructure_error"]
+TestStatus = Literal[
+    "passed", "wrong", "timeout", "runtime_error", "memory", "output", "compile_error", "infrastructure_error"
+]
 
 MAX_ROUNDS = 20
 """How often tests may ask for more calls after having seen the results of earlier ones."""
@@ -31,7 +33,8 @@ _SECTION = "\n# --- "
 _SHARED, *_SECTIONS = Path(__file__).with_name("code_replay.py").read_text(encoding="utf-8").split(_SECTION)
 # Half of the text takes half as long to compile, which is felt where a run takes milliseconds.
 ANSWER_CALLS, JUDGE_TESTS = (
-    _SECTION.join([_SHARED, section]) + f"\n\n{main}()\n" for section, main in zip(_SECTIONS, ("answer_calls", "judge_tests"), strict=True)
+    _SECTION.join([_SHARED, section]) + f"\n\n{main}()\n"
+    for section, main in zip(_SECTIONS, ("answer_calls", "judge_tests"), strict=True)
 )
 
 _ROOM = Limits(cpu_s=10.0, memory_mb=512, output_kb=16 * 1024)
@@ -66,7 +69,9 @@ class Judge:
     `wall_factor` is the wall time of a run over its CPU time. The first test runs alone, the others `parallel_tests` at a time.
     """
 
-    def __init__(self, sandbox: Sandbox, time_limit_s: float, memory_limit_mb: int, wall_factor: float, parallel_tests: int) -> None:
+    def __init__(
+        self, sandbox: Sandbox, time_limit_s: float, memory_limit_mb: int, wall_factor: float, parallel_tests: int
+    ) -> None:
         self._sandbox = sandbox
         self._time_limit_s = time_limit_s
         self._memory_limit_mb = memory_limit_mb
@@ -74,7 +79,9 @@ class Judge:
         self._parallel_tests = parallel_tests
         self._first_calls: SharedResults[AssertTests, list[str]] = SharedResults(size=1024)
 
-    async def judge(self, program: str, problem: CodeProblem, stop_at_first_failure: bool, name: str) -> tuple[Outcome, ...]:
+    async def judge(
+        self, program: str, problem: CodeProblem, stop_at_first_failure: bool, name: str
+    ) -> tuple[Outcome, ...]:
         """An outcome for each test in order; with `stop_at_first_failure`, up to the first that did not pass.
 
         Raises:
@@ -95,12 +102,16 @@ class Judge:
 
             outcomes = await self._run_cases(run_case, problem.num_tests, stop_at_first_failure)
         if stop_at_first_failure:
-            passed = next((index for index, outcome in enumerate(outcomes) if outcome.status != "passed"), len(outcomes))
+            passed = next(
+                (index for index, outcome in enumerate(outcomes) if outcome.status != "passed"), len(outcomes)
+            )
             return tuple(outcomes[: passed + 1])
         # What made a test fail before all tests were judged would make the others fail too.
         return (*outcomes, *[outcomes[-1]] * (problem.num_tests - len(outcomes)))
 
-    async def _run_cases(self, run_case: Callable[[int], Awaitable[Outcome]], cases: int, stop_at_first_failure: bool) -> list[Outcome]:
+    async def _run_cases(
+        self, run_case: Callable[[int], Awaitable[Outcome]], cases: int, stop_at_first_failure: bool
+    ) -> list[Outcome]:
         outcomes: list[Outcome] = []
         while len(outcomes) < cases:
             # The first alone: most wrong programs fail it, and it compiles the program for the others.
@@ -130,8 +141,17 @@ class Judge:
         cpu_s = problem.time_limit_s or self._time_limit_s
         memory_mb = problem.memory_limit_mb or self._memory_limit_mb
         if trusted:
-            cpu_s, memory_mb, output_kb = max(cpu_s, _ROOM.cpu_s), max(memory_mb, _ROOM.memory_mb), max(output_kb, _ROOM.output_kb)
-        limits = Limits(wall_s=cpu_s * self._wall_factor, cpu_s=cpu_s, memory_mb=memory_mb, output_kb=max(output_kb, Limits.output_kb))
+            cpu_s, memory_mb, output_kb = (
+                max(cpu_s, _ROOM.cpu_s),
+                max(memory_mb, _ROOM.memory_mb),
+                max(output_kb, _ROOM.output_kb),
+            )
+        limits = Limits(
+            wall_s=cpu_s * self._wall_factor,
+            cpu_s=cpu_s,
+            memory_mb=memory_mb,
+            output_kb=max(output_kb, Limits.output_kb),
+        )
         result = await self._sandbox.run(code, "python" if trusted else problem.language, stdin, files, limits)
         if result.status == "infrastructure_error":
             raise _SandboxFailureError(_last_line(result.stderr) or "the sandbox failed")
@@ -154,11 +174,15 @@ class Judge:
             return Outcome("passed")
         if checked.status == "runtime_error" and checked.exit == 1:
             return Outcome("wrong", _last_line(checked.stderr))
-        raise _SandboxFailureError(f"the checker ended with {checked.status} and exit status {checked.exit}: {_last_line(checked.stderr)}")
+        raise _SandboxFailureError(
+            f"the checker ended with {checked.status} and exit status {checked.exit}: {_last_line(checked.stderr)}"
+        )
 
     # --- Calls of functions
 
-    async def _run_call_case(self, program: str, problem: CodeProblem, tests: CallTests, case: int, name: str) -> Outcome:
+    async def _run_call_case(
+        self, program: str, problem: CodeProblem, tests: CallTests, case: int, name: str
+    ) -> Outcome:
         args, expected = tests.cases[case]
         try:
             request = call_request(tests.function_name, args, {})
@@ -175,7 +199,9 @@ class Judge:
         try:
             answer = json.loads(result["answer"])
             if "value" in answer:
-                return Outcome("passed" if same_value(decode(answer["value"]), expected, tests.float_tolerance) else "wrong")
+                return Outcome(
+                    "passed" if same_value(decode(answer["value"]), expected, tests.float_tolerance) else "wrong"
+                )
             return Outcome("runtime_error", _last_line(f"{answer['raised']}: {answer['message']}"))
         except DECODE_ERRORS:
             return Outcome("runtime_error", "the function's result is too deep, or not what the harness writes")
@@ -189,11 +215,15 @@ class Judge:
         # A program that ends its process ends well by its own account only.
         status = _status(result) or "runtime_error"
         if state != "loaded":
-            return _Answers({}, Outcome("compile_error" if state == "compile_error" else status, _last_line(result.stderr)))
+            return _Answers(
+                {}, Outcome("compile_error" if state == "compile_error" else status, _last_line(result.stderr))
+            )
         if status == "output":
             # A program that prints too much is refused by the system before it is ended: its OSError is the limit's, not its own.
             answers = [*itertools.takewhile(lambda answer: not answer.startswith('{"raised": "OSError"'), answers)]
-        results: dict[str, Mapping[str, str]] = {request: {"answer": answer} for request, answer in zip(requests, answers, strict=False)}
+        results: dict[str, Mapping[str, str]] = {
+            request: {"answer": answer} for request, answer in zip(requests, answers, strict=False)
+        }
         # A limit that several calls have used up together is not held against the last one: it gets a process of its own.
         if len(answers) < len(requests) and (not answers or status == "runtime_error"):
             results[requests[len(answers)]] = {"died": status}
@@ -224,13 +254,20 @@ class Judge:
         if requests:
             return requests
         if outcomes and outcomes[-1].status in ("timeout", "memory", "output"):
-            raise _SandboxFailureError(f"the tests of {name} ended with {outcomes[-1].status} before they called the program")
+            raise _SandboxFailureError(
+                f"the tests of {name} ended with {outcomes[-1].status} before they called the program"
+            )
         raise DataError(
             f"{name}: its tests never call {', '.join(tests.functions) or 'a function'}; mend the dataset, or leave the example out"
         )
 
     async def _run_asserts(
-        self, problem: CodeProblem, tests: AssertTests, results: Mapping[str, Mapping[str, str]], stop_at_first_failure: bool, name: str
+        self,
+        problem: CodeProblem,
+        tests: AssertTests,
+        results: Mapping[str, Mapping[str, str]],
+        stop_at_first_failure: bool,
+        name: str,
     ) -> tuple[list[Outcome], list[str]]:
         """The outcomes, and the calls that must be answered first; where there are any, the outcomes mean nothing."""
         job = {
@@ -247,10 +284,14 @@ class Judge:
         if end is None:
             # Only what the functions returned can be the cause: the tests alone were through before.
             if result.status not in ("timeout", "memory", "output"):
-                raise _SandboxFailureError(f"the tests of {name} ended with {result.status}: {_last_line(result.stderr)}")
+                raise _SandboxFailureError(
+                    f"the tests of {name} ended with {result.status}: {_last_line(result.stderr)}"
+                )
             return [*outcomes, Outcome(result.status, "in the tests, on what the program returned")], []
         if "broken" in end:
-            raise DataError(f"{name}: its tests do not work: {_last_line(end['broken'])}; mend the dataset, or leave the example out")
+            raise DataError(
+                f"{name}: its tests do not work: {_last_line(end['broken'])}; mend the dataset, or leave the example out"
+            )
         return outcomes, end.get("missing", [])
 
 

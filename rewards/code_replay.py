@@ -105,7 +105,9 @@ def decode(data: object) -> object:
         return Opaque(content)
     if kind == "dict":
         return {decode(key): decode(item) for key, item in content}
-    return {"tuple": tuple, "set": set, "frozenset": frozenset, "iterator": iter}[kind]([decode(item) for item in content])
+    return {"tuple": tuple, "set": set, "frozenset": frozenset, "iterator": iter}[kind](
+        [decode(item) for item in content]
+    )
 
 
 DECODE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
@@ -114,7 +116,9 @@ DECODE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionEr
 
 def call_request(function: str, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
     """A call as one line of text, the same for equal calls. Raises NotPlain."""
-    return json.dumps([function, [encode(arg) for arg in args], [[key, encode(value)] for key, value in kwargs.items()]])
+    return json.dumps(
+        [function, [encode(arg) for arg in args], [[key, encode(value)] for key, value in kwargs.items()]]
+    )
 
 
 def write_line(channel: int, line: str) -> None:
@@ -165,7 +169,11 @@ def _load(source: str, module: types.ModuleType) -> str:
 def _answer(module: types.ModuleType, request: str) -> str:
     name, args, kwargs = json.loads(request)
     try:
-        function = getattr(module.Solution(), name) if name not in vars(module) and "Solution" in vars(module) else getattr(module, name)
+        function = (
+            getattr(module.Solution(), name)
+            if name not in vars(module) and "Solution" in vars(module)
+            else getattr(module, name)
+        )
         result = function(*[decode(arg) for arg in args], **{key: decode(value) for key, value in kwargs})
         try:
             return json.dumps({"value": encode(result)})
@@ -245,7 +253,9 @@ class Replay:
         # A StopIteration would end a loop of the test's in good order: `all(map(f, values))`.
         kind = None if name == "StopIteration" else getattr(builtins, name, None)
         try:
-            self.raised = kind(message) if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError(name, message)
+            self.raised = (
+                kind(message) if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError(name, message)
+            )
         except TypeError:  # needs more than a message
             self.raised = RuntimeError(name, message)
         raise self.raised

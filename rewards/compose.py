@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from cookbook.errors import ConfigError
-from cookbook.scoring import as_result, call
-from cookbook.suggest import did_you_mean
-from cookbook.types import Completion, Example, Metrics, Reward, RewardResult
+from cookbook.core.errors import ConfigError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion, Metrics, Reward, RewardResult
+from cookbook.core.scoring import as_result, call
+from cookbook.core.suggest import did_you_mean
 from rewards.validation import Validated
 
 
@@ -24,7 +25,9 @@ class Weighted:
             unknown `status_from`.
     """
 
-    def __init__(self, components: Mapping[str, Reward], weights: Mapping[str, float], status_from: str | None = None) -> None:
+    def __init__(
+        self, components: Mapping[str, Reward], weights: Mapping[str, float], status_from: str | None = None
+    ) -> None:
         self._components = {str(name): component for name, component in components.items()}
         if not self._components:
             raise ConfigError("rewards.compose.Weighted: components is empty; name at least one reward")
@@ -33,17 +36,25 @@ class Weighted:
             if name not in self._weights:
                 raise ConfigError(f"rewards.compose.Weighted: component {name!r} has no weight; add weights.{name}")
             if not math.isfinite(self._weights[name]):
-                raise ConfigError(f"rewards.compose.Weighted: weights.{name}={self._weights[name]}: must be a finite number")
-        self._status_from = next(iter(self._components)) if status_from is None else self._known(status_from, "status_from")
+                raise ConfigError(
+                    f"rewards.compose.Weighted: weights.{name}={self._weights[name]}: must be a finite number"
+                )
+        self._status_from = (
+            next(iter(self._components)) if status_from is None else self._known(status_from, "status_from")
+        )
 
     def _known(self, name: str, field: str) -> str:
         if name in self._components:
             return name
         hint = did_you_mean(name, self._components)
-        raise ConfigError(f"rewards.compose.Weighted: {field} names {name}{hint}; the components are {', '.join(self._components)}")
+        raise ConfigError(
+            f"rewards.compose.Weighted: {field} names {name}{hint}; the components are {', '.join(self._components)}"
+        )
 
     async def __call__(self, completion: Completion, example: Example) -> RewardResult:
-        results = {name: as_result(await call(reward, completion, example), name) for name, reward in self._components.items()}
+        results = {
+            name: as_result(await call(reward, completion, example), name) for name, reward in self._components.items()
+        }
         metrics: Metrics = {}
         for name, result in results.items():
             metrics[name] = result.value

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import regex
 
-from cookbook.errors import ConfigError, DataError
-from cookbook.types import Completion, Example, RewardResult
+from cookbook.core.errors import ConfigError, DataError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion, RewardResult
 from rewards.validation import expect_score
 
 _GOOD = RewardResult(1.0, "correct")
@@ -44,7 +45,9 @@ class MatchesPattern:
         try:
             self._pattern = regex.compile(pattern)
         except regex.error as error:
-            raise ConfigError(f"rewards.format.MatchesPattern: pattern={pattern!r} is not a regular expression: {error}") from error
+            raise ConfigError(
+                f"rewards.format.MatchesPattern: pattern={pattern!r} is not a regular expression: {error}"
+            ) from error
         self._timeout_s = timeout_s
 
     def __call__(self, completion: Completion, example: Example) -> RewardResult:
@@ -59,6 +62,8 @@ class MatchesPattern:
         """Check that each worked answer (`example.extra["solution"]`) matches and that the empty text does not. Raises DataError."""
         for example in examples:
             if "solution" not in example.extra:
-                raise DataError(f"rewards.format.MatchesPattern: {example.id} has no worked answer, extra['solution'], to check with")
+                raise DataError(
+                    f"rewards.format.MatchesPattern: {example.id} has no worked answer, extra['solution'], to check with"
+                )
             expect_score(self, str(example.extra["solution"]), example, 1.0)
             expect_score(self, "", example, 0.0)

@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cookbook.errors import ConfigError, DataError, RewardError
-from cookbook.types import Completion, Example, RewardResult
+from cookbook.core.errors import ConfigError, DataError, RewardError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion, RewardResult
 from rewards.validation import expect_score
 
 WORKER = Path(__file__).with_name("latex_worker.py")
@@ -89,14 +90,23 @@ class _Worker:
         command = [sys.executable, "-P", str(WORKER), str(self._memory_mb)]
         self.kill()
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8"
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
         )
         try:
             ready = self.receive(STARTUP_S)
         except (_WorkerTimeoutError, _WorkerDiedError) as error:
-            raise RewardError("rewards.latex.MathVerify: the worker process did not start; run its script to see why") from error
+            raise RewardError(
+                "rewards.latex.MathVerify: the worker process did not start; run its script to see why"
+            ) from error
         if ready["error"]:
-            raise RewardError(f"rewards.latex.MathVerify: the worker process could not import math-verify: {ready['error']}")
+            raise RewardError(
+                f"rewards.latex.MathVerify: the worker process could not import math-verify: {ready['error']}"
+            )
         return self._process
 
 
@@ -138,7 +148,9 @@ class MathVerify:
                 worker.send({"gold": example.answer, "text": completion.text, "timeout_s": self._timeout_s})
                 gold = worker.receive(self._timeout_s)
             except _WorkerTimeoutError as error:
-                raise RewardError(f"rewards.latex.MathVerify: the gold answer of {example.id} took over {self._timeout_s:g} s") from error
+                raise RewardError(
+                    f"rewards.latex.MathVerify: the gold answer of {example.id} took over {self._timeout_s:g} s"
+                ) from error
             except _WorkerDiedError as error:
                 raise RewardError("rewards.latex.MathVerify: the worker process died on a gold answer") from error
             if not gold["parsed"]:

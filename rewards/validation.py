@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-from cookbook.backends.types import StopReason
-from cookbook.errors import DataError
-from cookbook.scoring import as_result, call, is_async, reward_name
-from cookbook.types import Completion, Example, Reward
+from cookbook.core.errors import DataError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion, Reward
+from cookbook.core.scoring import as_result, call, is_async, reward_name
+from cookbook.core.types import StopReason
 
 
 @runtime_checkable

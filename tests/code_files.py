@@ -17,7 +17,9 @@ STARTER = "class Solution:\n    def double(self, n: int) -> int:\n        "
 
 def write_jsonl(file: Path, rows: Iterable[Mapping[str, Any] | str]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8")
+    file.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8"
+    )
     return file
 
 
@@ -63,7 +65,9 @@ def compressed(tests: Any) -> str:
 
 def livecodebench_row(number: int, day: str, functional: bool = False, **columns: Any) -> dict[str, Any]:
     kind = "functional" if functional else "stdin"
-    public, private = ([{"input": str(i), "output": str(2 * i), "testtype": kind} for i in part] for part in ((1, 2), range(3, 9)))
+    public, private = (
+        [{"input": str(i), "output": str(2 * i), "testtype": kind} for i in part] for part in ((1, 2), range(3, 9))
+    )
     return {
         "question_title": "Twice",
         "question_content": f"Question {number}: twice the number.",
@@ -154,11 +158,15 @@ def code_dataset_overrides(option: str, folder: Path) -> list[str]:
     if option == "humaneval":
         test = folder / "humaneval" / "HumanEval.jsonl.gz"
         test.parent.mkdir(parents=True)
-        test.write_bytes(gzip.compress("".join(json.dumps(humaneval_row(number)) + "\n" for number in range(4)).encode()))
+        test.write_bytes(
+            gzip.compress("".join(json.dumps(humaneval_row(number)) + "\n" for number in range(4)).encode())
+        )
         mbpp = write_jsonl(folder / "mbpp.jsonl", [mbpp_row(task) for task in (*range(11, 15), *range(601, 605))])
         return [f"dataset.path={test}", f"dataset.train.path={mbpp}"]
     if option == "mbpp":
-        return [f"dataset.path={write_jsonl(folder / 'mbpp.jsonl', [mbpp_row(task) for task in (*range(11, 15), *range(601, 605))])}"]
+        return [
+            f"dataset.path={write_jsonl(folder / 'mbpp.jsonl', [mbpp_row(task) for task in (*range(11, 15), *range(601, 605))])}"
+        ]
     if option == "livecodebench":
         days = [f"2024-{month:02}-01" for month in range(4, 12)]
         write_jsonl(folder / "test.jsonl", [livecodebench_row(number, day) for number, day in enumerate(days)])
@@ -174,4 +182,13 @@ def code_dataset_overrides(option: str, folder: Path) -> list[str]:
     return [f"dataset.path={folder}"]
 
 
-CODE_DATASETS = ("deepcoder", "taco", "primeintellect_code", "livecodebench", "code_contests", "mbpp", "humaneval", "problem_packages")
+CODE_DATASETS = (
+    "deepcoder",
+    "taco",
+    "primeintellect_code",
+    "livecodebench",
+    "code_contests",
+    "mbpp",
+    "humaneval",
+    "problem_packages",
+)

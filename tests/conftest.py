@@ -9,10 +9,23 @@ from pathlib import Path
 import pytest
 
 # Set before anything imports the libraries that read them.
-os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", TOKENIZERS_PARALLELISM="false")
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    WANDB_MODE="offline",
+    WANDB_SILENT="true",
+    TOKENIZERS_PARALLELISM="false",
+)
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-SMALL = ("backend=fake", "loop.steps=2", "loop.groups_per_batch=2", "loop.group_size=2", "loop.max_tokens=8", "eval.examples=2")
+SMALL = (
+    "backend=fake",
+    "loop.steps=2",
+    "loop.groups_per_batch=2",
+    "loop.group_size=2",
+    "loop.max_tokens=8",
+    "eval.examples=2",
+)
 """Overrides that make a recipe of rollouts end within a second."""
 
 

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from cookbook.errors import BackendError, ConfigError
+from cookbook.core.errors import BackendError, ConfigError
 
 BUNDLED_MODELS = ("tiny", "smollm2")
 
@@ -80,7 +80,9 @@ def _check_folder(name: str, folder: Path) -> None:
     if not folder.is_dir():
         raise ConfigError(f"base model {name!r}: folder {folder} does not exist")
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"base model {name!r}: folder {folder} has no config.json; it must be one that save_pretrained wrote")
+        raise ConfigError(
+            f"base model {name!r}: folder {folder} has no config.json; it must be one that save_pretrained wrote"
+        )
     if not any(next(folder.glob(pattern), None) for pattern in _WEIGHT_FILES):
         raise ConfigError(f"base model {name!r}: folder {folder} has no weights ({', '.join(_WEIGHT_FILES)})")
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
@@ -99,12 +101,16 @@ def _check_hub(hub_id: str) -> None:
             return
         HfApi().auth_check(hub_id)
     except GatedRepoError as error:
-        raise ConfigError(f"base model {hub_id!r} is gated: accept its licence on the hub and log in (hf auth login)") from error
+        raise ConfigError(
+            f"base model {hub_id!r} is gated: accept its licence on the hub and log in (hf auth login)"
+        ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ConfigError(
             f"base model {hub_id!r} is neither a folder here nor a model on the hub; give {', '.join(BUNDLED_MODELS)}, a folder or a hub id"
         ) from error
-    except Exception as error:  # the HTTP library's own errors, whichever library it is: all mean that the hub did not answer
+    except (
+        Exception
+    ) as error:  # the HTTP library's own errors, whichever library it is: all mean that the hub did not answer
         raise BackendError(
             f"base model {hub_id!r}: the hub cannot be reached ({error}) and the model is not in its local cache; "
             "download it first, give a model folder, or use 'tiny'"
@@ -133,7 +139,9 @@ def _converted_smollm2(gguf: Path) -> Path:
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache))
     try:
         where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-        model = AutoModelForCausalLM.from_pretrained(**where, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            **where, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        )
         model.save_pretrained(scratch)
         AutoTokenizer.from_pretrained(**where).save_pretrained(scratch)
         try:

@@ -19,7 +19,9 @@ class StopStrings:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
-        self.tail = max(len(stop.encode()) for stop in stops) + 4  # a few more: decoders treat the first token specially
+        self.tail = (
+            max(len(stop.encode()) for stop in stops) + 4
+        )  # a few more: decoders treat the first token specially
         self._may_end: dict[int, bool] = {}
 
     def found(self, tokens: Sequence[int]) -> bool:

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cookbook.data.base import order_index
-from cookbook.errors import ConfigError, DataError
-from cookbook.rl.seeds import derive_seed
-from cookbook.types import Example, Metrics
+from cookbook.core.errors import ConfigError, DataError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Metrics
+from cookbook.core.seeds import derive_seed
+from cookbook.data.order import order_index
 
 
 class Curriculum(Protocol):
@@ -58,7 +59,7 @@ class InOrder:
 
 
 class Shuffled:
-    """A permutation of its own for every epoch, a function of (seed, epoch): `cookbook.data.base.order_index`."""
+    """A permutation of its own for every epoch, a function of (seed, epoch): `cookbook.data.order.order_index`."""
 
     def __call__(self, examples: Sequence[Example], seed: int) -> Curriculum:
         return _FixedOrder(partial(order_index, length=_length(examples), seed=seed))
@@ -126,7 +127,9 @@ class Difficulty:
                 buckets[difficulty].append(index)
             return _EasiestFirst(self, list(buckets.values()), seed)
         if self.buckets > len(examples):
-            raise ConfigError(f"curriculum.buckets={self.buckets}: there are only {len(examples)} training examples; choose fewer buckets")
+            raise ConfigError(
+                f"curriculum.buckets={self.buckets}: there are only {len(examples)} training examples; choose fewer buckets"
+            )
         order = np.argsort(difficulties, kind="stable")
         return _EasiestFirst(self, [part.tolist() for part in np.array_split(order, self.buckets)], seed)
 
@@ -137,7 +140,9 @@ class Difficulty:
         if isinstance(value, int | float) and not math.isnan(value):
             return value
         known = ", ".join(key for key, other in example.extra.items() if isinstance(other, int | float | str)) or "none"
-        raise DataError(f"curriculum.key={self.key}: {example.id} has {value!r:.60} there, no number and no text; its usable keys: {known}")
+        raise DataError(
+            f"curriculum.key={self.key}: {example.id} has {value!r:.60} there, no number and no text; its usable keys: {known}"
+        )
 
 
 class _EasiestFirst:
@@ -166,7 +171,11 @@ class _EasiestFirst:
         settings = self._settings
         if settings.open_after is not None and self._position >= settings.open_after:
             return True
-        return settings.open_at is not None and len(self._recent) == settings.window and fmean(self._recent) >= settings.open_at
+        return (
+            settings.open_at is not None
+            and len(self._recent) == settings.window
+            and fmean(self._recent) >= settings.open_at
+        )
 
     def metrics(self) -> Metrics:
         return {"curriculum/buckets_open": float(self._num_open), "curriculum/buckets": float(len(self._buckets))}
@@ -288,7 +297,9 @@ class _UnsolvedFirst:
 
 def _length(examples: Sequence[Example]) -> int:
     if not examples:
-        raise DataError("the dataset has no training examples, so a curriculum has none to choose; mend dataset.train_size or the file")
+        raise DataError(
+            "the dataset has no training examples, so a curriculum has none to choose; mend dataset.train_size or the file"
+        )
     return len(examples)
 
 

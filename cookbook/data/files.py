@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from cookbook.errors import DataError
+from cookbook.core.errors import DataError
 
 Split = Literal["train", "test"]
 
@@ -33,7 +33,9 @@ def read_folder(folder: Path, split: str, hub_config: str | None, on_broken: OnB
     """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise DataError(f"dataset.path={folder} {what}; give a folder with train.jsonl and test.jsonl, or Parquet files")
+        raise DataError(
+            f"dataset.path={folder} {what}; give a folder with train.jsonl and test.jsonl, or Parquet files"
+        )
     places = [folder, *(folder / name for name in (hub_config, "data") if name)]
     for place in places:
         if (place / f"{split}.jsonl").is_file():
@@ -77,7 +79,9 @@ def _lines(file: Path) -> Iterator[bytes]:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
             for number, line in enumerate(iter(lambda: lines.readline(LARGEST_LINE), b""), start=1):
                 if len(line) == LARGEST_LINE:
-                    raise DataError(f"{file}:{number}: longer than {LARGEST_LINE >> 20} MiB; split the file into one JSON object per line")
+                    raise DataError(
+                        f"{file}:{number}: longer than {LARGEST_LINE >> 20} MiB; split the file into one JSON object per line"
+                    )
                 yield line
     except (EOFError, OSError, zlib.error) as error:
         raise DataError(f"{file}: not readable: {type(error).__name__}: {error}") from error
@@ -88,9 +92,13 @@ def _row(where: str, line: bytes) -> Mapping[str, Any]:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         problem = error.msg.removesuffix(" at")
-        raise DataError(f"{where}: not valid JSON: {problem} at column {error.colno}; mend or delete the line") from error
+        raise DataError(
+            f"{where}: not valid JSON: {problem} at column {error.colno}; mend or delete the line"
+        ) from error
     except (ValueError, RecursionError) as error:  # not UTF-8, an endless number, nested too deeply
-        raise DataError(f"{where}: not readable as JSON ({type(error).__name__}: {error}); mend or delete the line") from error
+        raise DataError(
+            f"{where}: not readable as JSON ({type(error).__name__}: {error}); mend or delete the line"
+        ) from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: a JSON {type(row).__name__} where an object with the row's columns belongs")
     return row

@@ -10,19 +10,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from cookbook.backends.base import APIFuture, CustomLoss, SamplingClient, ServiceClient, TrainingClient
-from cookbook.backends.types import Datum, ForwardBackwardOutput, SamplingParams
-from cookbook.checkpoint import Checkpoint, CheckpointLog
-from cookbook.config import RunConfig
-from cookbook.cost import BudgetExceeded, TokenLedger, cost_usd
+from cookbook.core.clients import APIFuture, CustomLoss, SamplingClient, ServiceClient, TrainingClient
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Metrics
+from cookbook.core.seeds import derive_seed
+from cookbook.core.types import Datum, ForwardBackwardOutput, SamplingParams
 from cookbook.data.curriculum import Curriculum
-from cookbook.evaluate import evaluate_reward
-from cookbook.rendering import Renderer
-from cookbook.rl.env import EnvFactory
+from cookbook.data.rendering import Renderer
+from cookbook.envs.base import EnvFactory
+from cookbook.loops.config import RunConfig
+from cookbook.rl.evaluation import evaluate_reward
 from cookbook.rl.rollouts import Rollouts
-from cookbook.rl.seeds import derive_seed
 from cookbook.tracking import Logger, Tracker
-from cookbook.types import Example, Metrics
+from cookbook.tracking.checkpoints import Checkpoint, CheckpointLog
+from cookbook.tracking.cost import BudgetExceeded, TokenLedger, cost_usd
 
 T = TypeVar("T")
 
@@ -62,10 +63,14 @@ class Session:
     def critic(self) -> TrainingClient:
         """A second training client with a value head, from the checkpoint where there is one; saved along with the policy."""
         if self.checkpoint:
-            client = self.service.create_training_client_from_state(self.checkpoint.states["critic"], with_optimizer=True)
+            client = self.service.create_training_client_from_state(
+                self.checkpoint.states["critic"], with_optimizer=True
+            )
         else:
             lora, seed = self.config.lora, derive_seed(self.config.seed, "critic")
-            client = self.service.create_lora_training_client(self.config.model.base_model, lora.rank, lora.alpha, seed, role="critic")
+            client = self.service.create_lora_training_client(
+                self.config.model.base_model, lora.rank, lora.alpha, seed, role="critic"
+            )
         self.clients["critic"] = client
         return client
 
@@ -92,7 +97,9 @@ class Session:
         states = {role: save.result().path for role, save in saves.items()}
         loop_state = {"evaluations": self.evaluations, "tokens": self.ledger.as_dict(), "wall_s": self.wall_s}
         loop_state["curriculum"] = self.curriculum_state
-        CheckpointLog(Path(self.config.run_dir)).append(Checkpoint(next_step, states, loop_state), self.config.checkpoint.keep)
+        CheckpointLog(Path(self.config.run_dir)).append(
+            Checkpoint(next_step, states, loop_state), self.config.checkpoint.keep
+        )
 
     def step_done(self, next_step: int) -> None:
         """Count the step; save where `checkpoint.every` or the end says so; stop where the budget does.
@@ -149,7 +156,9 @@ def open_session(
         _policy(config, parts.service, checkpoint) as policy,
     ):
         renderer = Renderer(policy.get_tokenizer(), config.model.renderer, config.model.name)
-        session = Session(config, parts.service, {"policy": policy}, renderer, tracker, total_steps, checkpoint, next_step)
+        session = Session(
+            config, parts.service, {"policy": policy}, renderer, tracker, total_steps, checkpoint, next_step
+        )
         if checkpoint:
             session.ledger = TokenLedger.from_dict(checkpoint.loop_state["tokens"])
             session.evaluations = checkpoint.loop_state["evaluations"]
@@ -171,7 +180,9 @@ def _policy(config: RunConfig, service: ServiceClient, checkpoint: Checkpoint | 
         return service.create_training_client_from_state(checkpoint.states["policy"], with_optimizer=True)
     if config.start_from:
         return service.create_training_client_from_state(config.start_from)
-    return service.create_lora_training_client(config.model.base_model, rank=config.lora.rank, alpha=config.lora.alpha, seed=config.seed)
+    return service.create_lora_training_client(
+        config.model.base_model, rank=config.lora.rank, alpha=config.lora.alpha, seed=config.seed
+    )
 
 
 def reference_sampler(config: RunConfig, service: ServiceClient) -> SamplingClient:
@@ -188,7 +199,12 @@ def evaluation_due(config: RunConfig, step: int) -> bool:
 
 
 def evaluate_policy(
-    session: Session, examples: Sequence[Example], step: int, sampler: SamplingClient, make_env: EnvFactory, max_tokens: int
+    session: Session,
+    examples: Sequence[Example],
+    step: int,
+    sampler: SamplingClient,
+    make_env: EnvFactory,
+    max_tokens: int,
 ) -> None:
     """Score one completion of each of the first `eval.examples` examples; `max_tokens` where `eval.max_tokens` is null."""
     config = session.config

@@ -12,12 +12,13 @@ from functools import partial
 
 import numpy as np
 
-from cookbook.backends.base import APIFuture, SamplingClient, TrainingClient
-from cookbook.backends.types import Datum, ForwardBackwardOutput, SamplingParams
-from cookbook.config import GRPOConfig, RunConfig
-from cookbook.data.base import PromptDataset
+from cookbook.core.clients import APIFuture, SamplingClient, TrainingClient
+from cookbook.core.datums import scale_weights, with_inputs
+from cookbook.core.rollouts import Metrics, Reward, TrajectoryGroup
+from cookbook.core.types import Datum, ForwardBackwardOutput, SamplingParams
 from cookbook.data.curriculum import Curriculum, CurriculumMaker
-from cookbook.datums import scale_weights, with_inputs
+from cookbook.data.kinds import PromptDataset
+from cookbook.envs.base import EnvFactory, EnvMaker
 from cookbook.loops.common import (
     CommonParts,
     Session,
@@ -28,6 +29,7 @@ from cookbook.loops.common import (
     open_session,
     reference_sampler,
 )
+from cookbook.loops.config import GRPOConfig, RunConfig
 from cookbook.loops.policy_steps import (
     correct_sampler,
     graded_rewards,
@@ -42,10 +44,14 @@ from cookbook.loops.policy_steps import (
 )
 from cookbook.losses.spec import BuiltinLoss
 from cookbook.rl.advantages import GroupAdvantage, has_signal
-from cookbook.rl.batch import group_datums, kl_per_trajectory, mismatch_metrics, reference_logprobs, rollout_metrics
-from cookbook.rl.env import EnvFactory, EnvMaker
+from cookbook.rl.batch import (
+    group_datums,
+    kl_per_trajectory,
+    mismatch_metrics,
+    reference_logprobs,
+    rollout_metrics,
+)
 from cookbook.rl.rollouts import Rollouts, collect
-from cookbook.types import Metrics, Reward, TrajectoryGroup
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,9 @@ def run(config: RunConfig, parts: Parts) -> None:
         policy, tracker = session.policy, session.tracker
         if parts.dataset.bad_rows.total:
             tracker.say(f"dataset: {parts.dataset.bad_rows}")
-        make_env = partial(parts.env, renderer=session.renderer, reward=parts.reward, reward_retries=loop.reward_retries)
+        make_env = partial(
+            parts.env, renderer=session.renderer, reward=parts.reward, reward_retries=loop.reward_retries
+        )
         reference = reference_sampler(config, parts.service) if loop.kl_penalty_coef else None
         sampler = policy.save_weights_and_get_sampling_client()
 
@@ -144,7 +152,9 @@ def _sample_groups(
     groups: list[TrajectoryGroup] = []
     rounds: list[Rollouts] = []
     for refill in range(loop.max_refills + 1):
-        groups = [group for group, rewards_G in zip(groups, graded_rewards(groups), strict=True) if has_signal(rewards_G)]
+        groups = [
+            group for group, rewards_G in zip(groups, graded_rewards(groups), strict=True) if has_signal(rewards_G)
+        ]
         if len(groups) == loop.groups_per_batch:
             break
         indices = curriculum.choose(loop.groups_per_batch - len(groups))
@@ -163,18 +173,29 @@ def _train(policy: TrainingClient, data: Sequence[Datum], config: RunConfig, par
     """Take `loop.num_substeps` optimizer steps, each on its own share of the batch; all are enqueued before any is awaited."""
     loop: GRPOConfig = config.loop
     minibatches = [
-        scale_weights(share, loop.loss_agg, loop.max_tokens) for share in shares(data, loop.num_substeps, config.seed, "substeps", step)
+        scale_weights(share, loop.loss_agg, loop.max_tokens)
+        for share in shares(data, loop.num_substeps, config.seed, "substeps", step)
     ]
-    updates = [(_forward_backward(policy, minibatch, parts, loop), policy.optim_step(config.optim)) for minibatch in minibatches]
+    updates = [
+        (_forward_backward(policy, minibatch, parts, loop), policy.optim_step(config.optim))
+        for minibatch in minibatches
+    ]
     metrics = update_metrics(updates) | mismatch_metrics(minibatches[0], updates[0][0].result())
-    return metrics | {"tokens/trained": float(sum(datum.model_input.length for datum in data)), "optim/substeps": float(len(updates))}
+    return metrics | {
+        "tokens/trained": float(sum(datum.model_input.length for datum in data)),
+        "optim/substeps": float(len(updates)),
+    }
 
 
-def _forward_backward(policy: TrainingClient, data: list[Datum], parts: Parts, loop: GRPOConfig) -> APIFuture[ForwardBackwardOutput]:
+def _forward_backward(
+    policy: TrainingClient, data: list[Datum], parts: Parts, loop: GRPOConfig
+) -> APIFuture[ForwardBackwardOutput]:
     if loop.kl_penalty_coef > 0 and loop.kl_placement == "loss":
         from cookbook.losses.kl import with_kl_penalty  # here, because it needs torch
 
-        return forward_backward_custom(policy, parts.service, data, with_kl_penalty(parts.loss, loop.kl_estimator, loop.kl_penalty_coef))
+        return forward_backward_custom(
+            policy, parts.service, data, with_kl_penalty(parts.loss, loop.kl_estimator, loop.kl_penalty_coef)
+        )
     return policy.forward_backward(data, parts.loss.name, loss_config(parts.loss, parts.service, loop.temperature))
 
 

@@ -7,17 +7,17 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from cookbook.backends.base import APIFuture, ServiceClient, TrainingClient
-from cookbook.backends.types import Datum, ForwardBackwardOutput, OptimStepResponse
-from cookbook.datums import only_inputs, policy_datums, with_inputs
-from cookbook.errors import RewardError
+from cookbook.core.clients import APIFuture, ServiceClient, TrainingClient
+from cookbook.core.datums import only_inputs, policy_datums, with_inputs
+from cookbook.core.errors import RewardError
+from cookbook.core.rollouts import Metrics, Trajectory, TrajectoryGroup
+from cookbook.core.seeds import derive_seed
+from cookbook.core.types import Datum, ForwardBackwardOutput, OptimStepResponse
 from cookbook.loops.common import Session
 from cookbook.losses.spec import BuiltinLoss
 from cookbook.rl.batch import mismatch_metrics
 from cookbook.rl.importance import ImportanceLevel, truncate_importance
 from cookbook.rl.rollouts import Rollouts
-from cookbook.rl.seeds import derive_seed
-from cookbook.types import Metrics, Trajectory, TrajectoryGroup
 
 T = TypeVar("T")
 
@@ -36,13 +36,17 @@ def shares(data: Sequence[T], count: int, *seed_path: int | str) -> list[list[T]
 
 def graded_rewards(groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
     """Of each group, the rewards of the trajectories whose grader did not fail."""
-    return [[trajectory.reward for trajectory in group.trajectories if trajectory.status != "error"] for group in groups]
+    return [
+        [trajectory.reward for trajectory in group.trajectories if trajectory.status != "error"] for group in groups
+    ]
 
 
 def merged(rounds: Sequence[Rollouts]) -> Rollouts:
     """Several rounds of sampling, one after the other, as one."""
     groups = [group for rollouts in rounds for group in rollouts.groups]
-    return Rollouts(groups, sum(rollouts.sample_s for rollouts in rounds), sum(rollouts.reward_wait_s for rollouts in rounds))
+    return Rollouts(
+        groups, sum(rollouts.sample_s for rollouts in rounds), sum(rollouts.reward_wait_s for rollouts in rounds)
+    )
 
 
 def loss_config(loss: BuiltinLoss, service: ServiceClient, temperature: float) -> dict[str, float]:
@@ -90,7 +94,9 @@ def mismatch_without_training(session: Session, trajectories: Sequence[Trajector
         return {}
     data = [datum for trajectory in trajectories[:MISMATCH_PROBES] for datum in policy_datums(trajectory, 0.0)]
     config = loss_config(BuiltinLoss("cross_entropy"), service, temperature)
-    output = session.policy.forward([only_inputs(datum, ("target_tokens", "weights")) for datum in data], "cross_entropy", config)
+    output = session.policy.forward(
+        [only_inputs(datum, ("target_tokens", "weights")) for datum in data], "cross_entropy", config
+    )
     session.ledger.add(trained=sum(datum.model_input.length for datum in data))
     return mismatch_metrics(data, output.result())
 
@@ -128,7 +134,9 @@ def warn_if_stuck(session: Session, metrics: Metrics) -> None:
     if metrics["reward/std"] == 0:
         session.tracker.say("warning: all rewards of this step are the same; is the task too easy or too hard?")
     elif metrics["groups/without_signal"] == metrics["groups/total"]:
-        session.tracker.say("warning: no group had two different rewards, so this step taught nothing; raise loop.group_size")
+        session.tracker.say(
+            "warning: no group had two different rewards, so this step taught nothing; raise loop.group_size"
+        )
     if metrics["rollout/truncated"] > 0.9:
         limit = session.config.loop.max_tokens
         session.tracker.say(

@@ -12,13 +12,22 @@ from functools import partial
 
 import numpy as np
 
-from cookbook.backends.base import SamplingClient, TrainingClient
-from cookbook.backends.types import Datum, SamplingParams
-from cookbook.config import PPOConfig, RunConfig
-from cookbook.data.base import PromptDataset
+from cookbook.core.clients import SamplingClient, TrainingClient
+from cookbook.core.datums import only_inputs, policy_datums, scale_weights, with_inputs
+from cookbook.core.rollouts import Metrics, Reward, Trajectory, TrajectoryGroup
+from cookbook.core.types import Datum, SamplingParams
 from cookbook.data.curriculum import CurriculumMaker
-from cookbook.datums import only_inputs, policy_datums, scale_weights, with_inputs
-from cookbook.loops.common import CommonParts, Stopwatch, evaluate_policy, evaluation_due, open_session, reference_sampler
+from cookbook.data.kinds import PromptDataset
+from cookbook.envs.base import EnvMaker
+from cookbook.loops.common import (
+    CommonParts,
+    Stopwatch,
+    evaluate_policy,
+    evaluation_due,
+    open_session,
+    reference_sampler,
+)
+from cookbook.loops.config import PPOConfig, RunConfig
 from cookbook.loops.policy_steps import (
     correct_sampler,
     graded_rewards,
@@ -32,10 +41,8 @@ from cookbook.loops.policy_steps import (
 from cookbook.losses.spec import BuiltinLoss
 from cookbook.rl.advantages import GroupAdvantage, has_signal
 from cookbook.rl.batch import mismatch_metrics, reference_logprobs, rollout_metrics
-from cookbook.rl.env import EnvMaker
 from cookbook.rl.gae import GAE, ReinforcePP, group_token_advantages, whiten
 from cookbook.rl.rollouts import collect
-from cookbook.types import Metrics, Reward, Trajectory, TrajectoryGroup
 
 POLICY_INPUTS = ("target_tokens", "logprobs", "advantages", "weights")
 CRITIC_INPUTS = ("target_tokens", "old_values", "returns", "weights")
@@ -70,7 +77,9 @@ def run(config: RunConfig, parts: Parts) -> None:
         if parts.dataset.bad_rows.total:
             tracker.say(f"dataset: {parts.dataset.bad_rows}")
         critic = session.critic() if isinstance(parts.advantage, GAE) else None
-        make_env = partial(parts.env, renderer=session.renderer, reward=parts.reward, reward_retries=loop.reward_retries)
+        make_env = partial(
+            parts.env, renderer=session.renderer, reward=parts.reward, reward_retries=loop.reward_retries
+        )
         reference = reference_sampler(config, parts.service) if loop.kl_penalty_coef else None
         sampler = policy.save_weights_and_get_sampling_client()
 
@@ -88,7 +97,9 @@ def run(config: RunConfig, parts: Parts) -> None:
             examples = [parts.dataset.train[index] for index in indices]
 
             # 2. Sample completions; every one is scored as it arrives.
-            rollouts = collect(sampler, examples, make_env, loop.group_size, sampling_params, (config.seed, "rollout", step))
+            rollouts = collect(
+                sampler, examples, make_env, loop.group_size, sampling_params, (config.seed, "rollout", step)
+            )
             session.record_rollouts(step, rollouts)
             metrics |= rollout_metrics(rollouts.trajectories)
             metrics |= {"time/sample": rollouts.sample_s, "time/reward_wait": rollouts.reward_wait_s}
@@ -99,7 +110,11 @@ def run(config: RunConfig, parts: Parts) -> None:
             lap.lap()
 
             # 3. Pay every sampled token: minus the KL penalty where it is, the trajectory's reward at its last token.
-            episodes = [_Episode(trajectory, place) for place, group in enumerate(rollouts.groups) for trajectory in _graded(group)]
+            episodes = [
+                _Episode(trajectory, place)
+                for place, group in enumerate(rollouts.groups)
+                for trajectory in _graded(group)
+            ]
             metrics |= _pay(episodes, reference, loop.kl_penalty_coef)
 
             # 4. Values by the critic, advantages and returns per token.
@@ -116,7 +131,11 @@ def run(config: RunConfig, parts: Parts) -> None:
                 data = like_for_like(data, policy, parts.service, loop.temperature)
                 data, importance_metrics = correct_sampler(data, session, parts.service)
                 metrics |= _train(policy, critic, data, config, parts, step) | importance_metrics
-                session.ledger.add(trained=loop.num_epochs * (1 + (critic is not None)) * sum(datum.model_input.length for datum in data))
+                session.ledger.add(
+                    trained=loop.num_epochs
+                    * (1 + (critic is not None))
+                    * sum(datum.model_input.length for datum in data)
+                )
             metrics["time/train"] = lap.lap()
 
             # 6. The next step samples from the new weights.
@@ -149,7 +168,9 @@ class _Episode:
 
     def gather(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The values at the sampled tokens of per-datum arrays."""
-        return np.concatenate([array[sampled] for array, sampled in zip(arrays, self._sampled, strict=True)]).astype(np.float64)
+        return np.concatenate([array[sampled] for array, sampled in zip(arrays, self._sampled, strict=True)]).astype(
+            np.float64
+        )
 
     def datums(self) -> list[Datum]:
         """The datums, their prompt positions holding 0 in every array."""
@@ -157,7 +178,11 @@ class _Episode:
         for datum, sampled in zip(self.stretches, self._sampled, strict=True):
             end = start + int(sampled.sum())
             arrays = {}
-            for key, values in (("advantages", self.advantages), ("returns", self.returns), ("old_values", self.values)):
+            for key, values in (
+                ("advantages", self.advantages),
+                ("returns", self.returns),
+                ("old_values", self.values),
+            ):
                 arrays[key] = np.zeros(len(sampled), dtype=np.float32)
                 arrays[key][sampled] = values[start:end]
             data.append(with_inputs(datum, **arrays))
@@ -184,7 +209,9 @@ def _pay(episodes: Sequence[_Episode], reference: SamplingClient | None, coef: f
     if reference is None or not episodes:
         return {}
     gaps = []
-    for episode, ref_logprobs in zip(episodes, _per_episode(episodes, reference_logprobs(_flat(episodes), reference)), strict=True):
+    for episode, ref_logprobs in zip(
+        episodes, _per_episode(episodes, reference_logprobs(_flat(episodes), reference)), strict=True
+    ):
         gap = episode.sampling_logprobs - ref_logprobs
         episode.rewards -= coef * gap
         gaps.append(gap.sum())
@@ -209,27 +236,40 @@ def _advantages(episodes: Sequence[_Episode], advantage: GAE | ReinforcePP | Gro
     if isinstance(advantage, GAE):
         for episode in episodes:
             episode.advantages, episode.returns = advantage(episode.rewards, episode.values)
-        values, returns = (np.concatenate([getattr(episode, name) for episode in episodes]) for name in ("values", "returns"))
+        values, returns = (
+            np.concatenate([getattr(episode, name) for episode in episodes]) for name in ("values", "returns")
+        )
         if advantage.whiten:
             whitened = whiten([episode.advantages for episode in episodes])
             for episode, advantages in zip(episodes, whitened, strict=True):
                 episode.advantages = advantages
         variance = float(np.var(returns))
         explained = 1 - float(np.var(returns - values)) / variance if variance > 0 else 0.0
-        return {"value/mean": float(values.mean()), "value/return": float(returns.mean()), "value/explained_variance": explained}
+        return {
+            "value/mean": float(values.mean()),
+            "value/return": float(returns.mean()),
+            "value/explained_variance": explained,
+        }
     if isinstance(advantage, ReinforcePP):
         for episode, advantages in zip(episodes, advantage([episode.rewards for episode in episodes]), strict=True):
             episode.advantages = advantages
         return {}
     for place in {episode.group for episode in episodes}:
         group = [episode for episode in episodes if episode.group == place]
-        for episode, advantages in zip(group, group_token_advantages([episode.rewards for episode in group], advantage), strict=True):
+        for episode, advantages in zip(
+            group, group_token_advantages([episode.rewards for episode in group], advantage), strict=True
+        ):
             episode.advantages = advantages
     return {}
 
 
 def _train(
-    policy: TrainingClient, critic: TrainingClient | None, data: Sequence[Datum], config: RunConfig, parts: Parts, step: int
+    policy: TrainingClient,
+    critic: TrainingClient | None,
+    data: Sequence[Datum],
+    config: RunConfig,
+    parts: Parts,
+    step: int,
 ) -> Metrics:
     loop: PPOConfig = config.loop
     policy_loss_config = loss_config(parts.loss, parts.service, loop.temperature)

@@ -11,16 +11,17 @@ from typing import cast
 
 import numpy as np
 
-from cookbook.backends.types import Datum
-from cookbook.config import RunConfig, SFTConfig
-from cookbook.data.base import draw
-from cookbook.data.chat import ConversationDataset
-from cookbook.datums import Truncation, scale_weights, supervised_datum
-from cookbook.errors import DataError
+from cookbook.core.datums import Truncation, scale_weights, supervised_datum
+from cookbook.core.errors import DataError
+from cookbook.core.examples import Conversation
+from cookbook.core.rollouts import Metrics
+from cookbook.core.schedules import learning_rate_factor
+from cookbook.core.types import Datum
+from cookbook.data.kinds import ConversationDataset
+from cookbook.data.order import draw
+from cookbook.data.rendering import Renderer, TrainOn
 from cookbook.loops.common import CommonParts, Session, Stopwatch, evaluation_due, held_out, open_session
-from cookbook.rendering import Renderer, TrainOn
-from cookbook.schedules import learning_rate_factor
-from cookbook.types import Conversation, Metrics
+from cookbook.loops.config import RunConfig, SFTConfig
 
 NOTHING_TO_LEARN = "no conversation leaves anything to learn; raise loop.max_length or change loop.truncation"
 
@@ -81,7 +82,12 @@ def run(config: RunConfig, parts: Parts) -> None:
             # 4. Record and save.
             trained = sum(datum.model_input.length for datum in data)
             session.ledger.add(trained=trained)
-            metrics |= {"tokens/trained": trained, "epoch": step / steps_per_epoch, "time/train": lap.lap(), "time/step": total.lap()}
+            metrics |= {
+                "tokens/trained": trained,
+                "epoch": step / steps_per_epoch,
+                "time/train": lap.lap(),
+                "time/step": total.lap(),
+            }
             tracker.log(step, metrics)
             session.step_done(step + 1)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from cookbook.backends.types import Datum, check_soft_targets
-from cookbook.errors import ConfigError, DataError
-from cookbook.suggest import did_you_mean
+from cookbook.core.errors import ConfigError, DataError
+from cookbook.core.suggest import did_you_mean
+from cookbook.core.types import Datum, check_soft_targets
 
 
 @dataclass(frozen=True)
@@ -128,4 +128,7 @@ class MetricSums:
     def reduce(self) -> dict[str, float]:
         """One number per key; the part after `:` says how."""
         reductions = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
-        return {key: float(reductions[key.partition(":")[2]](torch.cat(parts).cpu().double())) for key, parts in self._parts.items()}
+        return {
+            key: float(reductions[key.partition(":")[2]](torch.cat(parts).cpu().double()))
+            for key, parts in self._parts.items()
+        }

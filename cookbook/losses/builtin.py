@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cookbook.errors import ConfigError
+from cookbook.core.errors import ConfigError
+from cookbook.core.suggest import did_you_mean
 from cookbook.losses.base import LossFunction, complete_config
 from cookbook.losses.cross_entropy import cross_entropy
 from cookbook.losses.policy import cispo, dro, gspo, gspo_token, importance_sampling, ppo
-from cookbook.suggest import did_you_mean
 
 _POLICY_INPUTS = ("target_tokens", "logprobs", "advantages")
 _POLICY_GATES = ("weights", "advantages")
@@ -20,8 +20,12 @@ _GSPO_CLIPS = {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004}  # t
 LOSSES: Mapping[str, LossFunction] = {
     "cross_entropy": LossFunction(cross_entropy, ("target_tokens",), ("weights",), soft_targets=True),
     "importance_sampling": LossFunction(importance_sampling, _POLICY_INPUTS, _POLICY_GATES),
-    "ppo": LossFunction(ppo, _POLICY_INPUTS, _POLICY_GATES, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "dual_clip": 0.0}),
-    "cispo": LossFunction(cispo, _POLICY_INPUTS, _POLICY_GATES, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
+    "ppo": LossFunction(
+        ppo, _POLICY_INPUTS, _POLICY_GATES, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "dual_clip": 0.0}
+    ),
+    "cispo": LossFunction(
+        cispo, _POLICY_INPUTS, _POLICY_GATES, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}
+    ),
     # A token with advantage zero still feels the quadratic term of dro, and still counts in the sequence ratio of gspo.
     "dro": LossFunction(dro, _POLICY_INPUTS, ("weights",), {"beta": 0.05}),
     "gspo": LossFunction(gspo, _POLICY_INPUTS, ("weights",), _GSPO_CLIPS),

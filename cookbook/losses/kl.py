@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from cookbook.backends.base import CustomLoss
-from cookbook.backends.types import Datum
+from cookbook.core.clients import CustomLoss
+from cookbook.core.types import Datum
 from cookbook.losses.base import TokenBatch
 from cookbook.losses.builtin import resolve_loss
 from cookbook.losses.spec import BuiltinLoss
@@ -40,7 +40,9 @@ def with_kl_penalty(loss: BuiltinLoss, estimator: str, coef: float) -> CustomLos
             return torch.cat([torch.from_numpy(datum.loss_fn_inputs[key]) for datum in data]).to(lp.device)
 
         inputs = {key: gathered(key) for key in ("logprobs", "advantages", "weights", "ref_logprobs")}
-        segments = torch.repeat_interleave(torch.arange(len(data)), torch.tensor([len(values) for values in logprobs])).to(lp.device)
+        segments = torch.repeat_interleave(
+            torch.arange(len(data)), torch.tensor([len(values) for values in logprobs])
+        ).to(lp.device)
         policy = function.compute(TokenBatch(lp, inputs, segments), config).values.sum()
         trained = inputs["weights"] != 0
         divergence = torch.where(trained, inputs["weights"] * penalty(lp, inputs["ref_logprobs"]), 0.0).sum()

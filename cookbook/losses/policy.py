@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from cookbook.errors import ConfigError
+from cookbook.core.errors import ConfigError
 from cookbook.losses.base import TokenBatch, TokenLosses
 
 
@@ -30,7 +30,9 @@ def ppo(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
     """
     dual_clip = config["dual_clip"]
     if dual_clip != 0 and dual_clip <= 1:
-        raise ConfigError(f"loss_fn_config of 'ppo': dual_clip is {dual_clip}; it must be 0 (off) or a ratio above 1, such as 3")
+        raise ConfigError(
+            f"loss_fn_config of 'ppo': dual_clip is {dual_clip}; it must be 0 (off) or a ratio above 1, such as 3"
+        )
     coefficient, log_ratio = _coefficient_and_log_ratio(batch)
     return _clipped_surrogate(coefficient, log_ratio, batch.inputs["advantages"], config, dual_clip)
 
@@ -69,11 +71,17 @@ def gspo_token(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
     and 14). Its gradient is that of `gspo` where w * A is the same for all tokens of a datum."""
     coefficient, log_ratio = _coefficient_and_sequence_log_ratio(batch)
     logprobs = torch.where(coefficient == 0, 0.0, batch.logprobs)
-    return _clipped_surrogate(coefficient, log_ratio.detach() + logprobs - logprobs.detach(), batch.inputs["advantages"], config)
+    return _clipped_surrogate(
+        coefficient, log_ratio.detach() + logprobs - logprobs.detach(), batch.inputs["advantages"], config
+    )
 
 
 def _clipped_surrogate(
-    coefficient: torch.Tensor, log_ratio: torch.Tensor, advantages: torch.Tensor, config: Mapping[str, float], dual_clip: float = 0.0
+    coefficient: torch.Tensor,
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    config: Mapping[str, float],
+    dual_clip: float = 0.0,
 ) -> TokenLosses:
     """-w * min(r * A, clip(r, lo, hi) * A) with r = exp(log_ratio), and never below dual_clip * A where that is on and A negative."""
     ratio = log_ratio.detach().exp()

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch.nn.functional import logsigmoid
 
-from cookbook.backends.types import Datum
-from cookbook.errors import ConfigError, DataError
+from cookbook.core.errors import ConfigError, DataError
+from cookbook.core.types import Datum
 from cookbook.losses.kl import k2
 
 LARGEST_MEAN_LOGPROB = -1e-7
@@ -37,7 +37,9 @@ class CompletionLoss(ABC):
     needs_mismatched: bool = False
 
     @abstractmethod
-    def __call__(self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    def __call__(
+        self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         """The loss and its metrics.
 
         Raises:
@@ -66,7 +68,9 @@ class DPO(CompletionLoss):
         _require(0 <= label_smoothing < 0.5, f"loss.label_smoothing={label_smoothing}: must be in [0, 0.5)")
         self.beta, self.label_smoothing = beta, label_smoothing
 
-    def __call__(self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    def __call__(
+        self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         weights = _pair_weights(data, logprobs)
         rewards = self.beta * _per_datum(data, logprobs, minus_reference=True)
         margins = rewards[0::2] - rewards[1::2]
@@ -88,7 +92,9 @@ class IPO(CompletionLoss):
         _require(beta > 0, f"loss.beta={beta}: must be above 0")
         self.beta, self.average_logprobs = beta, average_logprobs
 
-    def __call__(self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    def __call__(
+        self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         weights = _pair_weights(data, logprobs)
         log_ratios = _per_datum(data, logprobs, minus_reference=True, average=self.average_logprobs)
         losses = (log_ratios[0::2] - log_ratios[1::2] - 1 / (2 * self.beta)).square()
@@ -112,7 +118,9 @@ class SimPO(CompletionLoss):
         _require(gamma >= 0, f"loss.gamma={gamma}: must be 0 or more")
         self.beta, self.gamma = beta, gamma
 
-    def __call__(self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    def __call__(
+        self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         weights = _pair_weights(data, logprobs)
         rewards = self.beta * _per_datum(data, logprobs, average=True)
         losses = -logsigmoid(rewards[0::2] - rewards[1::2] - self.gamma)
@@ -135,7 +143,9 @@ class ORPO(CompletionLoss):
         _require(beta >= 0, f"loss.beta={beta}: must be 0 or more")
         self.beta = beta
 
-    def __call__(self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    def __call__(
+        self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         weights = _pair_weights(data, logprobs)
         means = _per_datum(data, logprobs, average=True)
         below_zero = means.clamp(max=LARGEST_MEAN_LOGPROB)
@@ -179,7 +189,9 @@ class KTO(CompletionLoss):
         self.needs_mismatched = baseline == "mismatched"
         self.desirable_weight, self.undesirable_weight = desirable_weight, undesirable_weight
 
-    def __call__(self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    def __call__(
+        self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         labels = [_label(index, datum) for index, datum in enumerate(data)]
         examples = [index for index, label in enumerate(labels) if label is not None]
         if not examples:
@@ -208,11 +220,17 @@ class KTO(CompletionLoss):
     def _baseline(self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor], mismatched: Sequence[int]) -> float:
         if self.baseline == "zero":
             if mismatched:
-                raise DataError(f"KTO: datum {mismatched[0]} is marked 'mismatched', but loss.baseline=zero reads none; leave it out")
+                raise DataError(
+                    f"KTO: datum {mismatched[0]} is marked 'mismatched', but loss.baseline=zero reads none; leave it out"
+                )
             return 0.0
         if not mismatched:
-            raise DataError("KTO: no datum is marked 'mismatched'; loss.baseline=mismatched needs some, loss.baseline=zero none")
-        log_ratios = _per_datum([data[i] for i in mismatched], [logprobs[i].detach() for i in mismatched], minus_reference=True)
+            raise DataError(
+                "KTO: no datum is marked 'mismatched'; loss.baseline=mismatched needs some, loss.baseline=zero none"
+            )
+        log_ratios = _per_datum(
+            [data[i] for i in mismatched], [logprobs[i].detach() for i in mismatched], minus_reference=True
+        )
         return max(0.0, float(log_ratios.mean()))
 
 
@@ -236,7 +254,9 @@ def _completion(index: int, datum: Datum, lp: torch.Tensor, minus_reference: boo
     if not minus_reference:
         return values
     if "ref_logprobs" not in datum.loss_fn_inputs:
-        raise DataError(f"datum {index}: this loss needs loss_fn_inputs 'ref_logprobs', the reference's logprob of each target token")
+        raise DataError(
+            f"datum {index}: this loss needs loss_fn_inputs 'ref_logprobs', the reference's logprob of each target token"
+        )
     return values - torch.from_numpy(datum.loss_fn_inputs["ref_logprobs"][where]).to(values)
 
 
@@ -262,7 +282,9 @@ def _example_weight(index: int, datum: Datum) -> float:
 def _pair_weights(data: Sequence[Datum], like: Sequence[torch.Tensor]) -> torch.Tensor:
     """The weight of each pair, shape `[len(data) / 2]`."""
     if not data or len(data) % 2:
-        raise DataError(f"a loss over pairs was given {len(data)} datums; it takes an even number: chosen 0, rejected 0, chosen 1, ...")
+        raise DataError(
+            f"a loss over pairs was given {len(data)} datums; it takes an even number: chosen 0, rejected 0, chosen 1, ..."
+        )
     weights = [_example_weight(index, datum) for index, datum in enumerate(data)]
     for index, (chosen, rejected) in enumerate(zip(weights[0::2], weights[1::2], strict=True)):
         if chosen != rejected:
@@ -274,7 +296,11 @@ def _pair_weights(data: Sequence[Datum], like: Sequence[torch.Tensor]) -> torch.
 
 def _label(index: int, datum: Datum) -> bool | None:
     """Whether an example is desirable; None for a mismatched datum."""
-    found = {key: np.unique(datum.loss_fn_inputs[key]).tolist() for key in ("desirable", "mismatched") if key in datum.loss_fn_inputs}
+    found = {
+        key: np.unique(datum.loss_fn_inputs[key]).tolist()
+        for key in ("desirable", "mismatched")
+        if key in datum.loss_fn_inputs
+    }
     match found:
         case {"desirable": [1.0 | 0.0 as label], **rest} if not rest:
             return label == 1
@@ -304,7 +330,12 @@ def _share_above_zero(margins: torch.Tensor) -> float:
 
 def _reference_metrics(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> dict[str, float]:
     """Distance from the reference: the mean of (lp - ref)^2 / 2 over the completions' tokens."""
-    gaps = torch.cat([_completion(index, datum, lp.detach(), True) for index, (datum, lp) in enumerate(zip(data, logprobs, strict=True))])
+    gaps = torch.cat(
+        [
+            _completion(index, datum, lp.detach(), True)
+            for index, (datum, lp) in enumerate(zip(data, logprobs, strict=True))
+        ]
+    )
     return {"kl_reference:mean": float(k2(gaps, torch.zeros_like(gaps)).mean())}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from cookbook.backends.types import Datum
+from cookbook.core.types import Datum
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,9 @@ class PreferenceLoss(Protocol):
         """Batches hold further datums marked `mismatched`, of one example's prompt and another's completion."""
         ...
 
-    def __call__(self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]: ...
+    def __call__(
+        self, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]: ...
 
     def measure(self, data: Sequence[Datum], logprobs: Sequence[np.ndarray]) -> dict[str, float]:
         """The metrics, `loss:sum` among them, at given logprobs and without a gradient."""

@@ -6,24 +6,30 @@ from collections.abc import Sequence
 
 import torch
 
-from cookbook.backends.base import APIFuture, CustomLoss, TrainingClient
-from cookbook.backends.types import Datum, ForwardBackwardOutput
-from cookbook.datums import with_inputs
-from cookbook.errors import BackendError
+from cookbook.core.clients import APIFuture, CustomLoss, TrainingClient
+from cookbook.core.datums import with_inputs
+from cookbook.core.errors import BackendError
+from cookbook.core.types import Datum, ForwardBackwardOutput
 
 
-def forward_backward_two_pass(client: TrainingClient, data: Sequence[Datum], loss_fn: CustomLoss) -> APIFuture[ForwardBackwardOutput]:
+def forward_backward_two_pass(
+    client: TrainingClient, data: Sequence[Datum], loss_fn: CustomLoss
+) -> APIFuture[ForwardBackwardOutput]:
     """As `client.forward_backward_custom`, with the built-in cross_entropy alone.
 
     The first pass fetches the logprobs; autograd gives dL/dlogprob; the second pass is cross_entropy with weights -dL/dlogprob,
     whose gradient is that of L by the chain rule. The first pass is awaited here, the second is left to run.
     """
-    logprobs_only = [Datum(datum.model_input, {"target_tokens": datum.loss_fn_inputs["target_tokens"]}) for datum in data]
+    logprobs_only = [
+        Datum(datum.model_input, {"target_tokens": datum.loss_fn_inputs["target_tokens"]}) for datum in data
+    ]
     forward = client.forward(logprobs_only, "cross_entropy").result()
     logprobs = [torch.from_numpy(outputs["logprobs"].copy()).requires_grad_() for outputs in forward.loss_fn_outputs]
     loss, metrics = loss_fn(data, logprobs)
     if not torch.isfinite(loss):
-        raise BackendError(f"custom loss is {float(loss)}; nothing was added to the gradient (look for extreme logprobs in the data)")
+        raise BackendError(
+            f"custom loss is {float(loss)}; nothing was added to the gradient (look for extreme logprobs in the data)"
+        )
     slopes = torch.autograd.grad(loss, logprobs, allow_unused=True, materialize_grads=True)
     weighted = [with_inputs(datum, weights=-slope.numpy()) for datum, slope in zip(logprobs_only, slopes, strict=True)]
     answer = ForwardBackwardOutput(forward.loss_fn_outputs, {**metrics, "loss:sum": float(loss.detach())})

@@ -19,7 +19,9 @@ def value(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
     """
     weights = batch.inputs["weights"]
     trained = weights != 0
-    values, old_values, returns = (torch.where(trained, batch.inputs[key], 0.0) for key in ("values", "old_values", "returns"))
+    values, old_values, returns = (
+        torch.where(trained, batch.inputs[key], 0.0) for key in ("values", "old_values", "returns")
+    )
     clip_range = config["clip_range"]
     squares = (values - returns).square()
     metrics = {"value:mean": values, "value_error:mean": squares}

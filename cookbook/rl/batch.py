@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cookbook.backends.base import SamplingClient
-from cookbook.backends.types import Datum, ForwardBackwardOutput
-from cookbook.datums import policy_datums
-from cookbook.reference import full_sequence
+from cookbook.core.clients import SamplingClient
+from cookbook.core.datums import policy_datums
+from cookbook.core.rollouts import Metrics, Trajectory, TrajectoryGroup
+from cookbook.core.types import Datum, ForwardBackwardOutput
 from cookbook.rl.advantages import GroupAdvantage, has_signal
-from cookbook.types import Metrics, Trajectory, TrajectoryGroup
+from cookbook.rl.reference import full_sequence
 
 REWARD_STATUSES = ("correct", "partial", "wrong", "malformed", "error")
 
@@ -37,7 +37,11 @@ def group_datums(
         for i, value in zip(graded, advantage(rewards), strict=True):
             if value != 0:
                 data.extend(policy_datums(group.trajectories[i], value))
-    return data, {"groups/total": float(len(groups)), "groups/without_signal": float(without_signal), "datums/total": float(len(data))}
+    return data, {
+        "groups/total": float(len(groups)),
+        "groups/without_signal": float(without_signal),
+        "datums/total": float(len(data)),
+    }
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
@@ -46,8 +50,12 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
     statuses = Counter(trajectory.status for trajectory in trajectories)
     metrics = {f"reward/{status}": statuses[status] / len(trajectories) for status in REWARD_STATUSES}
     metrics["rollout/truncated"] = float(np.mean([trajectory.truncated for trajectory in trajectories]))
-    metrics["rollout/tokens_per_trajectory"] = float(np.mean([trajectory.num_sampled_tokens for trajectory in trajectories]))
-    metrics["rollout/turns_per_trajectory"] = float(np.mean([len(trajectory.transitions) for trajectory in trajectories]))
+    metrics["rollout/tokens_per_trajectory"] = float(
+        np.mean([trajectory.num_sampled_tokens for trajectory in trajectories])
+    )
+    metrics["rollout/turns_per_trajectory"] = float(
+        np.mean([len(trajectory.transitions) for trajectory in trajectories])
+    )
     if graded:
         rewards = [trajectory.reward for trajectory in graded]
         metrics["reward/mean"] = float(np.mean(rewards))

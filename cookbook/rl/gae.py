@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from cookbook.errors import ConfigError
+from cookbook.core.errors import ConfigError
 from cookbook.rl.advantages import GroupAdvantage
 
 Variance = Literal["sample", "population"]
@@ -21,7 +21,9 @@ WHITENING_EPS = 1e-8
 """Added to the variance, so that equal values stay finite."""
 
 
-def gae(rewards_T: np.ndarray, values_T: np.ndarray, gamma: float = 1.0, lam: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+def gae(
+    rewards_T: np.ndarray, values_T: np.ndarray, gamma: float = 1.0, lam: float = 0.95
+) -> tuple[np.ndarray, np.ndarray]:
     """Generalised advantage estimation (Schulman et al. 2015, arXiv:1506.02438, eq. 16) of one trajectory.
 
     A_t = sum over l of (gamma * lam)^l * delta_(t+l), with delta_t = r_t + gamma * V_(t+1) - V_t and V_T = 0.

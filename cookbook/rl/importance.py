@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from cookbook.backends.types import Datum
-from cookbook.errors import ConfigError
-from cookbook.types import Metrics
+from cookbook.core.errors import ConfigError
+from cookbook.core.rollouts import Metrics
+from cookbook.core.types import Datum
 
 ImportanceLevel = Literal["token", "sequence", "geometric_mean"]
 
@@ -56,7 +56,9 @@ def truncate_importance(
         new_weights, new_logprobs = weights.copy(), sampling.copy()
         new_weights[trained] *= ratios
         new_logprobs[trained] = training[trained]
-        truncated.append(Datum(datum.model_input, {**datum.loss_fn_inputs, "logprobs": new_logprobs, "weights": new_weights}))
+        truncated.append(
+            Datum(datum.model_input, {**datum.loss_fn_inputs, "logprobs": new_logprobs, "weights": new_weights})
+        )
         all_ratios.append((ratios, gaps > np.log(cap)))
     ratios = np.concatenate([ratios for ratios, _ in all_ratios])
     capped = np.concatenate([capped for _, capped in all_ratios])

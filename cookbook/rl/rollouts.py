@@ -12,11 +12,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cookbook.backends.base import SamplingClient
-from cookbook.backends.types import ModelInput, SampledSequence, SamplingParams
-from cookbook.rl.env import Env, EnvFactory, Observation
-from cookbook.rl.seeds import derive_seed
-from cookbook.types import Example, Trajectory, TrajectoryGroup, Transition
+from cookbook.core.clients import SamplingClient
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Trajectory, TrajectoryGroup, Transition
+from cookbook.core.seeds import derive_seed
+from cookbook.core.types import ModelInput, SampledSequence, SamplingParams
+from cookbook.envs.base import Env, EnvFactory, Observation
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,13 @@ def _first_failure(failures: BaseExceptionGroup[BaseException]) -> BaseException
 class _Collection:
     """The state of one `collect`: what is shared by its concurrent episodes."""
 
-    def __init__(self, sampler: SamplingClient, group_size: int, sampling_params: SamplingParams, seed_path: tuple[int | str, ...]) -> None:
+    def __init__(
+        self,
+        sampler: SamplingClient,
+        group_size: int,
+        sampling_params: SamplingParams,
+        seed_path: tuple[int | str, ...],
+    ) -> None:
         self._sampler = sampler
         self._group_size = group_size
         self._sampling_params = sampling_params
@@ -84,9 +91,13 @@ class _Collection:
     async def run(self, examples: Sequence[Example], make_env: EnvFactory) -> Rollouts:
         started = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
-            groups = [tasks.create_task(self._run_group(place, example, make_env)) for place, example in enumerate(examples)]
+            groups = [
+                tasks.create_task(self._run_group(place, example, make_env)) for place, example in enumerate(examples)
+            ]
         ended = time.perf_counter()
-        return Rollouts([group.result() for group in groups], self._last_sample_at - started, ended - self._last_sample_at)
+        return Rollouts(
+            [group.result() for group in groups], self._last_sample_at - started, ended - self._last_sample_at
+        )
 
     async def _run_group(self, place: int, example: Example, make_env: EnvFactory) -> TrajectoryGroup:
         envs = [make_env(example) for _ in range(self._group_size)]
@@ -99,7 +110,9 @@ class _Collection:
             ]
         return TrajectoryGroup(example, tuple(episode.result() for episode in episodes))
 
-    async def _run_episode(self, env: Env, first: Observation, first_action: SampledSequence, place: tuple[int, int]) -> Trajectory:
+    async def _run_episode(
+        self, env: Env, first: Observation, first_action: SampledSequence, place: tuple[int, int]
+    ) -> Trajectory:
         transitions: list[Transition] = []
         observation: Observation | None = first
         action = first_action
@@ -120,7 +133,9 @@ class _Collection:
             observation = outcome.next_observation
         return Trajectory(tuple(transitions))
 
-    async def _sample(self, observation: Observation, num_samples: int, place: tuple[int, ...]) -> list[SampledSequence]:
+    async def _sample(
+        self, observation: Observation, num_samples: int, place: tuple[int, ...]
+    ) -> list[SampledSequence]:
         params = replace(self._sampling_params, stop=observation.stop, seed=derive_seed(*self._seed_path, *place))
         response = await self._sampler.sample(ModelInput(observation.prompt_tokens), num_samples, params)
         self._last_sample_at = time.perf_counter()

@@ -58,7 +58,12 @@ class Sandbox(Protocol):
         ...
 
     async def run(
-        self, code: str, language: Language, stdin: str = "", files: Mapping[str, str] | None = None, limits: Limits | None = None
+        self,
+        code: str,
+        language: Language,
+        stdin: str = "",
+        files: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
     ) -> ExecResult:
         """Run one program in a directory of its own that holds `files` (relative names and their contents).
 

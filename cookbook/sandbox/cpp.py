@@ -82,7 +82,11 @@ class BinaryCache:
 
     def _shrink(self) -> None:
         with self._lock:
-            sizes = {key: future.result().size + 4096 for key, future in self._binaries.items() if future.done() and not future.exception()}
+            sizes = {
+                key: future.result().size + 4096
+                for key, future in self._binaries.items()
+                if future.done() and not future.exception()
+            }
             excess, too_many = sum(sizes.values()) - _CACHE_BYTES, len(sizes) - _CACHE_FILES
             for key, size in sizes.items():
                 if excess <= 0 and too_many <= 0:
@@ -98,7 +102,11 @@ def _compile(compile_into: Callable[[int], Outcome]) -> Binary:
         if outcome.broken or outcome.exit != 0:
             os.close(descriptor)
             return Binary(None, outcome)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(
+            descriptor,
+            fcntl.F_ADD_SEALS,
+            fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
+        )
     except BaseException:
         os.close(descriptor)
         raise

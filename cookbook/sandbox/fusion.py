@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
-from cookbook.errors import ConfigError
-from cookbook.notices import notice
+from cookbook.core.errors import ConfigError
+from cookbook.core.notices import notice
 from cookbook.sandbox.base import ExecResult, Language, Limits
 from cookbook.sandbox.fusion_protocol import (
     COMPILED,
@@ -174,7 +174,12 @@ class FusionSandbox:
         )
 
     async def run(
-        self, code: str, language: Language, stdin: str = "", files: Mapping[str, str] | None = None, limits: Limits | None = None
+        self,
+        code: str,
+        language: Language,
+        stdin: str = "",
+        files: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
     ) -> ExecResult:
         """See `Sandbox.run`. A run whose caller is cancelled is abandoned: the server ends it at its limits."""
         if language not in self.languages:
@@ -200,7 +205,9 @@ class FusionSandbox:
         future.add_done_callback(lambda _: calls.discard(call))
         return call, future
 
-    def _run(self, call: _Call, code: str, language: Language, stdin: str, files: Mapping[str, str], limits: Limits) -> ExecResult:
+    def _run(
+        self, call: _Call, code: str, language: Language, stdin: str, files: Mapping[str, str], limits: Limits
+    ) -> ExecResult:
         """Raises SandboxFailedError once the retries are spent."""
         body = request_body(code, language, stdin, files, limits, self._limit_memory)
         timeout_s = limits.wall_s + (limits.compile_s if language in COMPILED else 0.0) + self._margin_s
@@ -213,7 +220,9 @@ class FusionSandbox:
                     raise SandboxFailedError("the run was abandoned", retry=False) from error
                 if attempt == self._retries or not error.retry:
                     times = "" if attempt == 0 else f", after {attempt + 1} attempts"
-                    raise SandboxFailedError(f"SandboxFusion at {self._base_url}{times}: {error}", retry=False) from error
+                    raise SandboxFailedError(
+                        f"SandboxFusion at {self._base_url}{times}: {error}", retry=False
+                    ) from error
             # Half of the delay is random, so that runs that failed together do not come back together.
             call.abandoned.wait(min(self._backoff_s * 2**attempt, LONGEST_BACKOFF_S) * random.uniform(0.5, 1.0))
             attempt += 1
@@ -234,7 +243,9 @@ class FusionSandbox:
         Raises ConfigError.
         """
         timeout_s = PROBE_LIMITS.wall_s + self._margin_s
-        programs = [(DEAF, f"unread {number}\n" * 100) if number % 2 else (ECHO, f"probe {number}\n") for number in range(runs)]
+        programs = [
+            (DEAF, f"unread {number}\n" * 100) if number % 2 else (ECHO, f"probe {number}\n") for number in range(runs)
+        ]
         bodies = [request_body(code, "python", stdin, {}, PROBE_LIMITS, self._limit_memory) for code, stdin in programs]
         futures = [self._submit(self._attempt, body, timeout_s, PROBE_LIMITS) for body in bodies]
         for (code, stdin), (_, future) in zip(programs, futures, strict=True):
@@ -264,7 +275,9 @@ class FusionSandbox:
                 missing[language] = f"its probe failed: {_one_line(str(error))}"
                 continue
             if (result.status, result.stdout.strip()) != ("ok", "hello"):
-                missing[language] = f"its probe ended with {result.status}: {_one_line(result.stderr or result.stdout)[-200:]}"
+                missing[language] = (
+                    f"its probe ended with {result.status}: {_one_line(result.stderr or result.stdout)[-200:]}"
+                )
         return missing
 
 

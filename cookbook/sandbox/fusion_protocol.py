@@ -51,7 +51,9 @@ class SandboxFailedError(Exception):
         self.retry = retry
 
 
-def request_body(code: str, language: Language, stdin: str, files: Mapping[str, str], limits: Limits, limit_memory: bool) -> bytes:
+def request_body(
+    code: str, language: Language, stdin: str, files: Mapping[str, str], limits: Limits, limit_memory: bool
+) -> bytes:
     """A RunCodeRequest. Without `limit_memory` no language gets a memory limit."""
     request = {
         "code": _valid_unicode(code),
@@ -60,7 +62,9 @@ def request_body(code: str, language: Language, stdin: str, files: Mapping[str, 
         "files": {name: base64.b64encode(_valid_unicode(text).encode()).decode() for name, text in files.items()},
         "compile_timeout": limits.compile_s,
         "run_timeout": limits.wall_s,
-        "memory_limit_MB": max(limits.memory_mb, MEMORY_FLOOR_MB[language]) if limit_memory and language in MEMORY_FLOOR_MB else -1,
+        "memory_limit_MB": max(limits.memory_mb, MEMORY_FLOOR_MB[language])
+        if limit_memory and language in MEMORY_FLOOR_MB
+        else -1,
     }
     return json.dumps(request).encode()
 
@@ -129,8 +133,12 @@ def _cut(text: str, limits: Limits) -> tuple[str, bool]:
     return encoded[:limit].decode(errors="ignore"), len(encoded) > limit or len(encoded) >= SERVER_OUTPUT_BYTES
 
 
-def exec_result(status: ExecStatus, stdout: str = "", stderr: str = "", exit_status: int | None = None, wall_s: float = 0.0) -> ExecResult:
-    return ExecResult(status=status, stdout=stdout, stderr=stderr, exit=exit_status, cpu_s=0.0, wall_s=wall_s, memory_mb=0.0)
+def exec_result(
+    status: ExecStatus, stdout: str = "", stderr: str = "", exit_status: int | None = None, wall_s: float = 0.0
+) -> ExecResult:
+    return ExecResult(
+        status=status, stdout=stdout, stderr=stderr, exit=exit_status, cpu_s=0.0, wall_s=wall_s, memory_mb=0.0
+    )
 
 
 def _valid_unicode(text: str) -> str:

@@ -53,13 +53,21 @@ class Isolation:
     def describe(self) -> str:
         """One line."""
         user = f"an unprivileged user ({self.uid})" if os.getuid() == 0 else "your own user without capabilities"
-        filtered = "a system-call filter" if kernel.seccomp_filter(self.protected_pids) else "NO system-call filter (unknown machine)"
+        filtered = (
+            "a system-call filter"
+            if kernel.seccomp_filter(self.protected_pids)
+            else "NO system-call filter (unknown machine)"
+        )
         if self.mode == "namespaces":
             return (
                 "namespaces: each program has its own processes, a read-only view of the system without homes, a private /tmp, "
                 f"no network; it runs as {user} under {filtered} and resource limits"
             )
-        hidden = "; it imports only modules loaded beforehand: Python's files are not readable by others" if self.interpreter_hidden else ""
+        hidden = (
+            "; it imports only modules loaded beforehand: Python's files are not readable by others"
+            if self.interpreter_hidden
+            else ""
+        )
         return (
             f"NO namespaces ({self.missing}): a program sees the machine's files and processes and may write where {user} may; it has "
             f"a session and a directory of its own under {filtered} (no sockets but Unix ones) and resource limits, none of them on "
@@ -128,7 +136,11 @@ def _enter_namespaces(uid: int, gid: int) -> None:
     else:
         own_uid, own_gid = os.getuid(), os.getgid()
         kernel.unshare(flags | kernel.CLONE_NEWUSER)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{own_uid} {own_uid} 1"), ("gid_map", f"{own_gid} {own_gid} 1")):
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{own_uid} {own_uid} 1"),
+            ("gid_map", f"{own_gid} {own_gid} 1"),
+        ):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
     child = os.fork()
@@ -171,7 +183,13 @@ def _build_root(uid: int, gid: int) -> None:
     for name in _DEVICES:
         _write(f"/dev/{name}", "")
         kernel.bind_read_only(f"{old}/dev/{name}", f"/dev/{name}", devices=True)
-    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("shm", "/tmp")):
+    for name, target in (
+        ("fd", "/proc/self/fd"),
+        ("stdin", "fd/0"),
+        ("stdout", "fd/1"),
+        ("stderr", "fd/2"),
+        ("shm", "/tmp"),
+    ):
         os.symlink(target, f"/dev/{name}")
     for directory in ("/proc", "/tmp", "/var"):
         os.mkdir(directory)
@@ -180,7 +198,9 @@ def _build_root(uid: int, gid: int) -> None:
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, "subset=pid")
     kernel.unmount(old)
     os.rmdir(old)
-    kernel.mount("", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
+    kernel.mount(
+        "", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    )
 
 
 def _write(path: str, text: str) -> None:
@@ -227,8 +247,12 @@ def _remove_tree(directory: str) -> None:
     with suppress(RecursionError):
         shutil.rmtree(directory, ignore_errors=True)
     if os.path.exists(directory):  # Nested too deeply for Python, or with rights taken away.
-        subprocess.run(["/bin/chmod", "-R", "u+rwX", directory], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        subprocess.run(["/bin/rm", "-rf", "--", directory], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            ["/bin/chmod", "-R", "u+rwX", directory], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        subprocess.run(
+            ["/bin/rm", "-rf", "--", directory], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
 
 def _remove_stale_directories() -> None:
@@ -267,7 +291,9 @@ def drop_rights(isolation: Isolation) -> None:
         kernel.die_with_parent(signal.SIGKILL)
 
 
-def limit_resources(isolation: Isolation, cpu_s: float, memory_mb: int, processes: int, file_mb: int, stack: bool) -> None:
+def limit_resources(
+    isolation: Isolation, cpu_s: float, memory_mb: int, processes: int, file_mb: int, stack: bool
+) -> None:
     """Limits of the kernel's, of each process. What they cannot count (resident memory, all processes together) the worker watches."""
     seconds = int(cpu_s) + 1
     tasks = processes + isolation.own_pids
@@ -288,7 +314,9 @@ def restrict_worker() -> None:
     with suppress(PermissionError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     _limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-    _limit(resource.RLIMIT_CORE, 1)  # Unlike 0, this keeps a core from a program that the kernel would pipe it to as well.
+    _limit(
+        resource.RLIMIT_CORE, 1
+    )  # Unlike 0, this keeps a core from a program that the kernel would pipe it to as well.
     _limit(resource.RLIMIT_MEMLOCK, 0)
     _limit(resource.RLIMIT_MSGQUEUE, 0)
     _limit(resource.RLIMIT_SIGPENDING, 128)
@@ -298,7 +326,13 @@ _HARD_LIMITS = {
     which: resource.getrlimit(which)[1]
     for which in (
         *(resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_STACK),
-        *(resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_SIGPENDING),
+        *(
+            resource.RLIMIT_NOFILE,
+            resource.RLIMIT_CORE,
+            resource.RLIMIT_MEMLOCK,
+            resource.RLIMIT_MSGQUEUE,
+            resource.RLIMIT_SIGPENDING,
+        ),
     )
 }
 

@@ -11,9 +11,27 @@ import struct
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 CLONE_NEWCGROUP, CLONE_NEWTIME = 0x02000000, 0x00000080
-ALL_NAMESPACES = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWCGROUP | CLONE_NEWTIME
+ALL_NAMESPACES = (
+    CLONE_NEWNS
+    | CLONE_NEWUTS
+    | CLONE_NEWIPC
+    | CLONE_NEWUSER
+    | CLONE_NEWPID
+    | CLONE_NEWNET
+    | CLONE_NEWCGROUP
+    | CLONE_NEWTIME
+)
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    4096,
+    16384,
+    1 << 18,
+)
 MNT_DETACH = 2
 
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
@@ -92,7 +110,9 @@ def setns(fd: int, flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
-    _check(_libc.mount(source.encode(), target.encode(), kind.encode(), flags, options.encode() or None), "mount " + target)
+    _check(
+        _libc.mount(source.encode(), target.encode(), kind.encode(), flags, options.encode() or None), "mount " + target
+    )
 
 
 def bind_read_only(source: str, target: str, *, devices: bool = False) -> None:
@@ -188,7 +208,12 @@ def seccomp_filter(protected_pids: tuple[int, ...] = ()) -> SeccompProgram | Non
             program += [(equal, 0, 1, call[column]), (answer, 0, 0, refuse)]
         targets = [instruction for pid in protected for instruction in ((equal, 0, 1, pid), (answer, 0, 0, refuse))]
         for call in _AIMED_AT_PROCESSES:
-            program += [(equal, 0, len(targets) + 2, call[column]), (load, 0, 0, argument_at), *targets, (answer, 0, 0, allow)]
+            program += [
+                (equal, 0, len(targets) + 2, call[column]),
+                (load, 0, 0, argument_at),
+                *targets,
+                (answer, 0, 0, allow),
+            ]
     program.append((answer, 0, 0, allow))
     return SeccompProgram(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
 

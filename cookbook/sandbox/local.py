@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import PurePosixPath
 
-from cookbook.errors import ConfigError
-from cookbook.notices import notice
+from cookbook.core.errors import ConfigError
+from cookbook.core.notices import notice
 from cookbook.sandbox import cpp
 from cookbook.sandbox.base import ExecResult, ExecStatus, Language, Limits
 from cookbook.sandbox.protocol import INTERPRETED_NAME
@@ -52,9 +52,13 @@ class LocalSandbox:
         compile_s: float = Limits.compile_s,
     ) -> None:
         if sys.platform != "linux":
-            raise ConfigError(f"sandbox: the local sandbox needs Linux, and this is {sys.platform}; use sandbox=sandbox_fusion instead")
+            raise ConfigError(
+                f"sandbox: the local sandbox needs Linux, and this is {sys.platform}; use sandbox=sandbox_fusion instead"
+            )
         if workers is not None and workers < 1:
-            raise ConfigError(f"sandbox.workers: {workers} is not a number of workers; give 1 or more, or null for one per processor")
+            raise ConfigError(
+                f"sandbox.workers: {workers} is not a number of workers; give 1 or more, or null for one per processor"
+            )
         self._limits = Limits(
             wall_s=wall_s,
             cpu_s=cpu_s,
@@ -92,7 +96,12 @@ class LocalSandbox:
         return self._isolation
 
     async def run(
-        self, code: str, language: Language, stdin: str = "", files: Mapping[str, str] | None = None, limits: Limits | None = None
+        self,
+        code: str,
+        language: Language,
+        stdin: str = "",
+        files: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
     ) -> ExecResult:
         """See `Sandbox.run`. A run that is cancelled while it waits for a worker never starts; one that has started ends by its limits.
 
@@ -198,7 +207,9 @@ USE_NAMESPACES = True
 """Tests set this to False to see what a machine without namespaces does."""
 
 
-def _run_program(pool: _Pool, code: str, language: Language, stdin: str, files: dict[str, str], limits: Limits) -> ExecResult:
+def _run_program(
+    pool: _Pool, code: str, language: Language, stdin: str, files: dict[str, str], limits: Limits
+) -> ExecResult:
     """Blocks until the program has ended."""
     try:
         if language == "python":
@@ -209,11 +220,17 @@ def _run_program(pool: _Pool, code: str, language: Language, stdin: str, files: 
         )
         if binary.descriptor is None:
             return _result(binary.outcome, "compile_error")
-        return _result(pool.run(lambda worker: worker.run(files, stdin, limits, arguments=("./program",), executable=binary.descriptor)))
+        return _result(
+            pool.run(
+                lambda worker: worker.run(files, stdin, limits, arguments=("./program",), executable=binary.descriptor)
+            )
+        )
     except WorkerError as error:
         return ExecResult("infrastructure_error", "", str(error), None, 0.0, 0.0, 0.0)
     except OSError as error:  # The host is short of descriptors, memory or processes.
-        return ExecResult("infrastructure_error", "", f"the sandbox could not run a program: {error}", None, 0.0, 0.0, 0.0)
+        return ExecResult(
+            "infrastructure_error", "", f"the sandbox could not run a program: {error}", None, 0.0, 0.0, 0.0
+        )
 
 
 def _result(outcome: Outcome, status: ExecStatus | None = None) -> ExecResult:

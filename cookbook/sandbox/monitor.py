@@ -40,7 +40,9 @@ class Monitor:
         processes = _processes(below=own if self._tree else None)
         processes.pop(own, None)
         resident = {pid: int(fields[_RESIDENT]) * _PAGE_MB for pid, fields in processes.items()}
-        cpu_s = sum(sum(map(int, fields[_USER_TIME : _CHILDREN_SYSTEM_TIME + 1])) for fields in processes.values()) / _TICKS
+        cpu_s = (
+            sum(sum(map(int, fields[_USER_TIME : _CHILDREN_SYSTEM_TIME + 1])) for fields in processes.values()) / _TICKS
+        )
         resident_mb = sum(resident.values())
         if len(resident) > 1 and resident_mb > self._memory_mb:
             resident_mb = sum(_proportional_mb(pid, mb) for pid, mb in resident.items())

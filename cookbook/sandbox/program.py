@@ -21,21 +21,105 @@ from cookbook.sandbox.protocol import ARTIFACT, INTERPRETED_NAME
 # What programs ask for most, imported once for all of them. Each module makes every fork a little dearer, and those that do
 # something after it (random, threading, logging) much: those are left to the programs that want them.
 PREIMPORTED = (
-    *("__future__", "abc", "array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions"),
+    *(
+        "__future__",
+        "abc",
+        "array",
+        "bisect",
+        "cmath",
+        "collections",
+        "copy",
+        "dataclasses",
+        "datetime",
+        "decimal",
+        "enum",
+        "fractions",
+    ),
     *("functools", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "os", "re", "string"),
     *("struct", "sys", "time", "traceback", "types", "typing"),
 )
 # And these where a program cannot read the files that they come from.
 PREIMPORTED_WHERE_HIDDEN = (
     *("_strptime", "argparse", "ast", "asyncio", "base64", "binascii", "bz2", "calendar", "codecs", "collections.abc"),
-    *("concurrent.futures.process", "concurrent.futures.thread", "configparser", "contextlib", "contextvars", "csv", "ctypes"),
-    *("difflib", "dis", "encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.utf_16", "fileinput", "fnmatch"),
-    *("getopt", "glob", "graphlib", "gzip", "hashlib", "hmac", "html", "inspect", "ipaddress", "keyword", "linecache", "locale"),
+    *(
+        "concurrent.futures.process",
+        "concurrent.futures.thread",
+        "configparser",
+        "contextlib",
+        "contextvars",
+        "csv",
+        "ctypes",
+    ),
+    *(
+        "difflib",
+        "dis",
+        "encodings.ascii",
+        "encodings.idna",
+        "encodings.latin_1",
+        "encodings.utf_16",
+        "fileinput",
+        "fnmatch",
+    ),
+    *(
+        "getopt",
+        "glob",
+        "graphlib",
+        "gzip",
+        "hashlib",
+        "hmac",
+        "html",
+        "inspect",
+        "ipaddress",
+        "keyword",
+        "linecache",
+        "locale",
+    ),
     *("logging", "lzma", "multiprocessing.managers", "multiprocessing.pool", "multiprocessing.popen_fork"),
-    *("multiprocessing.queues", "multiprocessing.shared_memory", "multiprocessing.synchronize", "pathlib", "pickle", "pkgutil"),
-    *("platform", "pprint", "queue", "random", "reprlib", "sched", "secrets", "select", "selectors", "shlex", "shutil", "signal"),
-    *("socket", "stat", "statistics", "subprocess", "tempfile", "textwrap", "threading", "timeit", "tokenize", "tomllib"),
-    *("unicodedata", "unittest.mock", "urllib.parse", "uuid", "warnings", "weakref", "xml.etree.ElementTree", "zipfile", "zlib"),
+    *(
+        "multiprocessing.queues",
+        "multiprocessing.shared_memory",
+        "multiprocessing.synchronize",
+        "pathlib",
+        "pickle",
+        "pkgutil",
+    ),
+    *(
+        "platform",
+        "pprint",
+        "queue",
+        "random",
+        "reprlib",
+        "sched",
+        "secrets",
+        "select",
+        "selectors",
+        "shlex",
+        "shutil",
+        "signal",
+    ),
+    *(
+        "socket",
+        "stat",
+        "statistics",
+        "subprocess",
+        "tempfile",
+        "textwrap",
+        "threading",
+        "timeit",
+        "tokenize",
+        "tomllib",
+    ),
+    *(
+        "unicodedata",
+        "unittest.mock",
+        "urllib.parse",
+        "uuid",
+        "warnings",
+        "weakref",
+        "xml.etree.ElementTree",
+        "zipfile",
+        "zlib",
+    ),
     "zoneinfo",
 )
 
@@ -104,7 +188,9 @@ def _interpret(path: str, source: bytes, main: ModuleType) -> NoReturn:
     _finish(status)
 
 
-def prepare(isolation: Isolation, directory: str, order: Mapping[str, Any], descriptors: Sequence[int], failures: int) -> Program:
+def prepare(
+    isolation: Isolation, directory: str, order: Mapping[str, Any], descriptors: Sequence[int], failures: int
+) -> Program:
     """Give this process the program's rights, directory, streams and limits. Only then is the request read.
 
     Args:
@@ -159,7 +245,9 @@ def clean_template() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "cookbook"]:
         del sys.modules[name]
     os.environ.clear()
-    os.environ.update(PATH="/usr/local/bin:/usr/bin:/bin", HOME=MOUNTED_DIRECTORY, TMPDIR="/tmp", LANG="C.UTF-8", PYTHONHASHSEED="0")
+    os.environ.update(
+        PATH="/usr/local/bin:/usr/bin:/bin", HOME=MOUNTED_DIRECTORY, TMPDIR="/tmp", LANG="C.UTF-8", PYTHONHASHSEED="0"
+    )
 
 
 def _fresh_interpreter(path: str) -> ModuleType:

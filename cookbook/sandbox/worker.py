@@ -152,7 +152,11 @@ class Worker:
             }
             with self._busy:
                 try:
-                    socket.send_fds(self._control, [json.dumps(order).encode()], descriptors if extra is None else [*descriptors, extra])
+                    socket.send_fds(
+                        self._control,
+                        [json.dumps(order).encode()],
+                        descriptors if extra is None else [*descriptors, extra],
+                    )
                 except OSError as error:
                     raise WorkerError(f"a sandbox worker has died: {error}") from None
                 answer = self._receive(limits.wall_s + _GRACE_S)

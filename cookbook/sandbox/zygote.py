@@ -75,7 +75,9 @@ def serve(control_fd: int, host_fd: int, namespaces: bool, host_pids: tuple[int,
         control.send(json.dumps(outcome).encode())
 
 
-def _run(isolation: Isolation, control: int, host_fd: int, order: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | Program:
+def _run(
+    isolation: Isolation, control: int, host_fd: int, order: dict[str, Any], descriptors: list[int]
+) -> dict[str, Any] | Program:
     """Start a program, watch it, and clean up. In the program's process returns the program."""
     failures, failures_write = os.pipe()
     before = _children_cpu_s()
@@ -155,7 +157,9 @@ def _end(isolation: Isolation, program: int) -> tuple[int, float]:
 
 def _kill_all(isolation: Isolation) -> None:
     if isolation.mode == "namespaces":
-        _signal(-1, signal.SIGKILL)  # From process 1: everything else in the namespace, at once, so that forking cannot outrun it.
+        _signal(
+            -1, signal.SIGKILL
+        )  # From process 1: everything else in the namespace, at once, so that forking cannot outrun it.
     elif os.getuid() == 0:
         _kill_user(isolation.uid)
     else:

@@ -10,14 +10,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cookbook.errors import ConfigError, CookbookError
+from cookbook.core.errors import ConfigError, CookbookError
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m cookbook.serve", description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 takes a free one and prints it")
-    parser.add_argument("--host", default="127.0.0.1", help="address; other than loopback needs --api-keys (default %(default)s)")
-    parser.add_argument("--state-dir", type=Path, default=Path("runs/serve"), help="checkpoints and database (default %(default)s)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address; other than loopback needs --api-keys (default %(default)s)"
+    )
+    parser.add_argument(
+        "--state-dir", type=Path, default=Path("runs/serve"), help="checkpoints and database (default %(default)s)"
+    )
     parser.add_argument(
         "--base-model",
         action="append",
@@ -25,14 +29,30 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME[=PATH]",
         help="a base model to serve, by its own name or as NAME for a model, folder or hub id PATH; may be repeated (default tiny)",
     )
-    parser.add_argument("--api-keys", type=Path, metavar="FILE", help="lines of tenant=key; without it whoever reaches the port is let in")
+    parser.add_argument(
+        "--api-keys",
+        type=Path,
+        metavar="FILE",
+        help="lines of tenant=key; without it whoever reaches the port is let in",
+    )
     parser.add_argument("--max-sessions", type=int, default=64, help="open sessions of a tenant (default %(default)s)")
-    parser.add_argument("--max-queued", type=int, default=4096, help="operations of a tenant in the queue (default %(default)s)")
-    parser.add_argument("--session-timeout", type=float, default=600, metavar="S", help="a silent session ends (default %(default)s)")
+    parser.add_argument(
+        "--max-queued", type=int, default=4096, help="operations of a tenant in the queue (default %(default)s)"
+    )
+    parser.add_argument(
+        "--session-timeout", type=float, default=600, metavar="S", help="a silent session ends (default %(default)s)"
+    )
     parser.add_argument("--max-body-mb", type=int, default=64, help="largest request (default %(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default %(default)s)")
-    parser.add_argument("--dtype", default="auto", help="of base models: auto, float32 or bfloat16 (default %(default)s)")
-    parser.add_argument("--token-budget", type=int, default=4096, help="padded tokens trained or prefilled at once (default %(default)s)")
+    parser.add_argument(
+        "--dtype", default="auto", help="of base models: auto, float32 or bfloat16 (default %(default)s)"
+    )
+    parser.add_argument(
+        "--token-budget",
+        type=int,
+        default=4096,
+        help="padded tokens trained or prefilled at once (default %(default)s)",
+    )
     return parser.parse_args(argv)
 
 
@@ -80,12 +100,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(arguments: argparse.Namespace) -> None:
     try:
-        from cookbook.serve.server import Server, Settings
+        from cookbook.serve.http.server import Server, Settings
     except ImportError as error:
         raise ConfigError(f"the server needs the extra `serve`: pip install -e '.[serve]' ({error})") from error
     models = base_models(arguments.base_model)
     if arguments.api_keys is None and not is_loopback(arguments.host):
-        raise ConfigError(f"--host {arguments.host}: is not loopback, so the server needs --api-keys FILE (lines of tenant=key)")
+        raise ConfigError(
+            f"--host {arguments.host}: is not loopback, so the server needs --api-keys FILE (lines of tenant=key)"
+        )
     for name in ("max_sessions", "max_queued", "session_timeout", "max_body_mb", "token_budget"):
         if not getattr(arguments, name) > 0:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be more than 0")

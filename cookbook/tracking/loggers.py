@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from cookbook.errors import ConfigError
+from cookbook.core.errors import ConfigError
+from cookbook.core.rollouts import Metrics
 from cookbook.tracking.records import plain
-from cookbook.types import Metrics
 
 if TYPE_CHECKING:
     import wandb
@@ -107,7 +107,9 @@ class WandbLogger:
             case "disabled":
                 return "disabled"
             case other:
-                raise ConfigError(f"the environment variable WANDB_MODE is {other!r}; it must be online, offline or disabled")
+                raise ConfigError(
+                    f"the environment variable WANDB_MODE is {other!r}; it must be online, offline or disabled"
+                )
 
     def start(self, run_dir: Path, config: Mapping[str, Any], next_step: int) -> str:
         import wandb
@@ -243,7 +245,9 @@ def wandb_login() -> bool:
     except FileNotFoundError:
         return False
     except (netrc.NetrcParseError, OSError) as error:
-        raise ConfigError(f"logger: {path} cannot be read as a netrc file ({error}); mend it, or use logger.mode=offline") from error
+        raise ConfigError(
+            f"logger: {path} cannot be read as a netrc file ({error}); mend it, or use logger.mode=offline"
+        ) from error
 
 
 def indented_json(values: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, SupportsFloat
 
-from cookbook.errors import CheckpointError
+from cookbook.core.errors import CheckpointError
 
 REDACTED = "***"
 
@@ -20,7 +20,9 @@ SECRET_KEY = re.compile(
     r"|^(auth|token)$|(access|auth|refresh|api)token$|(?<!eos)(?<!bos)(?<!pad)(?<!unk)(?<!sep)(?<!mask)(?<!stop)[_-]token$",
     re.IGNORECASE,
 )
-URL_SECRET = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?<=[?&])([^=&\s]*(?:key|token|secret|passw|signature)[^=&\s]*=)[^&\s]+", re.IGNORECASE)
+URL_SECRET = re.compile(
+    r"(?<=://)[^/\s@]+(?=@)|(?<=[?&])([^=&\s]*(?:key|token|secret|passw|signature)[^=&\s]*=)[^&\s]+", re.IGNORECASE
+)
 SHORTEST_SECRET = 8
 """Shorter values of secret environment variables are not looked for in text: they would hit ordinary words."""
 
@@ -78,7 +80,9 @@ def parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise CheckpointError(f"{path}: line {number} is not JSON ({error}); mend or delete the line, then resume") from error
+        raise CheckpointError(
+            f"{path}: line {number} is not JSON ({error}); mend or delete the line, then resume"
+        ) from error
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
         raise CheckpointError(f"{path}: line {number} has no integer `step`; mend or delete the line, then resume")
     return record
@@ -104,7 +108,10 @@ def redact(value: Any) -> Any:
     credentials in URLs, and the value of any environment variable with such a name, wherever it appears.
     """
     if isinstance(value, Mapping):
-        return {str(key): REDACTED if inner is not None and SECRET_KEY.search(str(key)) else redact(inner) for key, inner in value.items()}
+        return {
+            str(key): REDACTED if inner is not None and SECRET_KEY.search(str(key)) else redact(inner)
+            for key, inner in value.items()
+        }
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, Sequence) and not isinstance(value, bytes):

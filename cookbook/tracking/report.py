@@ -43,7 +43,9 @@ def write_report(run_dir: Path, summary: Mapping[str, Any], config: Mapping[str,
     """Write `report.html` from a summary, a configuration (both already redacted), PNG files, and `rollouts.jsonl`."""
     page = PAGE.format(
         title=escape(f"{summary.get('recipe', run_dir.name)}: {summary.get('status', 'unknown')}"),
-        summary="".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in flatten(summary)),
+        summary="".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in flatten(summary)
+        ),
         curves="".join(curve_html(path) for path in curves),
         rollouts=rollouts_html(run_dir / "rollouts.jsonl"),
         config=escape(json.dumps(config, indent=2, ensure_ascii=False, default=plain)),

@@ -8,12 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Metrics, Trajectory, TrajectoryGroup, Transition
 from cookbook.tracking.console import RunConsole
 from cookbook.tracking.loggers import Logger
 from cookbook.tracking.plots import draw_curves
 from cookbook.tracking.records import append_lines, cut, plain, plain_number, redact, write_atomically
 from cookbook.tracking.report import write_report
-from cookbook.types import Example, Metrics, Trajectory, TrajectoryGroup, Transition
 
 CONSOLE_METRICS = ("kl/sample_train", "tokens/sampled", "tokens/trained")
 """Shown on the line of a step after the headline, where the step has them; `time/step` ends the line."""
@@ -91,7 +92,9 @@ class Tracker:
         """The metrics of one evaluation, after `step` training steps; their names get `eval/` in front, those under `time/` stay.
 
         The console shows the headline and what has no `/` in its name."""
-        self._record(step, {name if name.startswith("time/") else f"eval/{name}": value for name, value in metrics.items()})
+        self._record(
+            step, {name if name.startswith("time/") else f"eval/{name}": value for name, value in metrics.items()}
+        )
         results = {name: value for name, value in metrics.items() if "/" not in name or name in self._headline}
         label = f"evaluation {WHEN[when].format(step=step, total=self._total_steps)}:"
         self.say("  ".join([label, *(shown(name, value) for name, value in results.items())]))
@@ -115,12 +118,21 @@ class Tracker:
     def fail(self, error: BaseException, summary: Mapping[str, Any] | None = None) -> None:
         """End the run as `finish` does, with status "failed", or "interrupted" for Ctrl-C, and the error; `summary` is what is known."""
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        self.finish({"steps": self._steps_done, **(summary or {}), "status": status, "error": f"{type(error).__name__}: {error}"})
+        self.finish(
+            {
+                "steps": self._steps_done,
+                **(summary or {}),
+                "status": status,
+                "error": f"{type(error).__name__}: {error}",
+            }
+        )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._console.stop_bar()
         if error is not None and not self._ended:
             self.fail(error)
@@ -131,7 +143,9 @@ class Tracker:
         self._console.update_bar(self._steps_done, text)
 
     def _record(self, step: int, metrics: Metrics) -> None:
-        append_lines(self._metrics_path, [{"step": step, **{name: plain_number(metrics[name]) for name in sorted(metrics)}}])
+        append_lines(
+            self._metrics_path, [{"step": step, **{name: plain_number(metrics[name]) for name in sorted(metrics)}}]
+        )
         for logger in self._loggers:
             logger.log(step, metrics)
 

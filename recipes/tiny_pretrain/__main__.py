@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from cookbook.data.tiny_programs import TinyPrograms
-from cookbook.data.word_problems import WordProblems
+from cookbook.data.generated.tiny_programs import TinyPrograms
+from cookbook.data.generated.word_problems import WordProblems
 from cookbook.sandbox.local import LocalSandbox
 from recipes.tiny_pretrain.card import Measured, write_card
 from recipes.tiny_pretrain.measure import accuracy, all_pass
@@ -27,7 +27,9 @@ MEASURED = 200
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     model.generation_config = GenerationConfig(
-        bos_token_id=token_id(tokenizer, BOS), eos_token_id=token_id(tokenizer, END), pad_token_id=token_id(tokenizer, PAD)
+        bos_token_id=token_id(tokenizer, BOS),
+        eos_token_id=token_id(tokenizer, END),
+        pad_token_id=token_id(tokenizer, PAD),
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -37,8 +39,12 @@ def main() -> None:
     defaults = Settings()
     parser = argparse.ArgumentParser(prog="python -m recipes.tiny_pretrain", description="Pretrain the bundled model.")
     parser.add_argument("--steps", type=int, default=defaults.steps, help="optimizer steps (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=defaults.seed, help="of the weights and of the data (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("runs/tiny_pretrain"), help="folder to write (default %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=defaults.seed, help="of the weights and of the data (default %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/tiny_pretrain"), help="folder to write (default %(default)s)"
+    )
     arguments = parser.parse_args()
 
     torch.set_num_threads(THREADS)
@@ -64,7 +70,9 @@ def main() -> None:
     save(model, tokenizer, arguments.out)
     write_card(arguments.out, settings, measured)
     print(f"word problems: greedy {measured.words_greedy:.3f}, temperature 1 {measured.words_sampled:.3f}")
-    print(f"programs: greedy {measured.programs_greedy:.3f}, temperature 1 {measured.programs_sampled:.3f}; wrote {arguments.out}")
+    print(
+        f"programs: greedy {measured.programs_greedy:.3f}, temperature 1 {measured.programs_sampled:.3f}; wrote {arguments.out}"
+    )
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ language: en
 # tiny
 
 A Llama-architecture model of {parameters:,} parameters for rehearsing post-training on a laptop. It solves generated
-grade-school word problems (`cookbook.data.word_problems`) in GSM8K format and writes small Python programs
-(`cookbook.data.tiny_programs`), and leaves room to learn both better by reinforcement.
+grade-school word problems (`cookbook.data.generated.word_problems`) in GSM8K format and writes small Python programs
+(`cookbook.data.generated.tiny_programs`), and leaves room to learn both better by reinforcement.
 
 | | |
 |---|---|

@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from cookbook.errors import RewardError
-from cookbook.types import Completion, Example, RewardResult
+from cookbook.core.errors import RewardError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion, RewardResult
 from recipes.tiny_pretrain.train import render_prompt
 from rewards.code import CodeReward
 
@@ -18,25 +19,38 @@ MAX_NEW_TOKENS = 96
 
 
 @torch.no_grad()
-def complete(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example], temperature: float) -> list[str]:
+def complete(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example], temperature: float
+) -> list[str]:
     """What the model answers to each. Temperature 0 is greedy; others draw from torch's global generator."""
     model.eval()
     prompts = [render_prompt(tokenizer, example) for example in examples]
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
     generate = cast(Any, model).generate  # its type expects attributes that only other architectures have
-    output = generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=MAX_NEW_TOKENS, **sampling)
+    output = generate(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        max_new_tokens=MAX_NEW_TOKENS,
+        **sampling,
+    )
     return tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
-def accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example], temperature: float) -> float:
+def accuracy(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example], temperature: float
+) -> float:
     """The share of word problems whose completion ends in "#### answer"."""
     answers = [text.rpartition("#### ")[2] for text in complete(model, tokenizer, examples, temperature)]
     return sum(answer == example.answer for answer, example in zip(answers, examples, strict=True)) / len(examples)
 
 
 def all_pass(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example], temperature: float, reward: CodeReward
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    examples: Sequence[Example],
+    temperature: float,
+    reward: CodeReward,
 ) -> float:
     """The share of programs that pass all tests of their example, by running them.
 
@@ -50,5 +64,7 @@ def all_pass(
 
     statuses = [result.status for result in asyncio.run(judge())]
     if "error" in statuses:
-        raise RewardError(f"the sandbox failed on {statuses.count('error')} of {len(statuses)} programs; repair it and measure again")
+        raise RewardError(
+            f"the sandbox failed on {statuses.count('error')} of {len(statuses)} programs; repair it and measure again"
+        )
     return statuses.count("correct") / len(statuses)

@@ -34,7 +34,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreT
     special = [PAD, BOS, END, *(f"<|{role}|>" for role in ROLES), TOOL_CALL]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        [
+            pre_tokenizers.Split(Regex(r"\d"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

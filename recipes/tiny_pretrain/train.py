@@ -10,9 +10,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from cookbook.data.tiny_programs import TinyPrograms
-from cookbook.data.word_problems import WordProblems
-from cookbook.types import Example
+from cookbook.core.examples import Example
+from cookbook.data.generated.tiny_programs import TinyPrograms
+from cookbook.data.generated.word_problems import WordProblems
 from recipes.tiny_pretrain.tokenizer import BOS, END, PAD, token_id, train_tokenizer
 
 IGNORED = -100
@@ -56,7 +56,10 @@ class Settings:
 
 def build_tokenizer(settings: Settings) -> PreTrainedTokenizerFast:
     size = settings.tokenizer_texts
-    problems = [*WordProblems(seed=DATA_SEED, train_size=size).train, *TinyPrograms(seed=DATA_SEED, train_size=size).train]
+    problems = [
+        *WordProblems(seed=DATA_SEED, train_size=size).train,
+        *TinyPrograms(seed=DATA_SEED, train_size=size).train,
+    ]
     texts = [text for problem in problems for text in (problem.messages[0]["content"], problem.extra["solution"])]
     return train_tokenizer(texts, settings.vocab_size, settings.context)
 
@@ -102,7 +105,9 @@ def render_prompt(tokenizer: PreTrainedTokenizerFast, example: Example) -> str:
 def encode(tokenizer: PreTrainedTokenizerFast, example: Example, solution: str) -> tuple[list[int], int]:
     """The whole conversation as tokens, end of turn included, and the length of its prompt."""
     prompt = render_prompt(tokenizer, example)
-    prompt_ids, ids = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, prompt + solution + END))
+    prompt_ids, ids = (
+        tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, prompt + solution + END)
+    )
     return ids, len(prompt_ids)
 
 
@@ -112,12 +117,19 @@ def diet(settings: Settings) -> Iterator[list[tuple[Example, str]]]:
     word_problems = WordProblems(seed=seed, train_size=settings.steps * words).train
     tiny_programs = TinyPrograms(seed=seed, train_size=settings.steps * programs).train
     for step in range(settings.steps):
-        examples = [*word_problems[step * words : (step + 1) * words], *tiny_programs[step * programs : (step + 1) * programs]]
+        examples = [
+            *word_problems[step * words : (step + 1) * words],
+            *tiny_programs[step * programs : (step + 1) * programs],
+        ]
         habits = step >= settings.steps - settings.habit_steps
-        yield [(example, demonstration(example, settings) if habits else example.extra["solution"]) for example in examples]
+        yield [
+            (example, demonstration(example, settings) if habits else example.extra["solution"]) for example in examples
+        ]
 
 
-def collate(tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[tuple[Example, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+def collate(
+    tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[tuple[Example, str]]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Right-padded input ids and labels, both [B, T]; a label counts where the assistant speaks."""
     rows = [encode(tokenizer, example, solution) for example, solution in demonstrations]
     longest = max(len(tokens) for tokens, _ in rows)

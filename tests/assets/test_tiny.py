@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from cookbook.data.tiny_programs import TinyPrograms
-from cookbook.data.word_problems import WordProblems
+from cookbook.data.generated.tiny_programs import TinyPrograms
+from cookbook.data.generated.word_problems import WordProblems
 from cookbook.sandbox.local import LocalSandbox
 from recipes.tiny_pretrain.measure import accuracy, all_pass
 from rewards.code import CodeReward
@@ -38,7 +38,9 @@ def test_it_is_a_small_llama_with_a_card(model: LlamaForCausalLM) -> None:
     assert "held-out accuracy" in (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_turn_ends_in_eos_and_padding_is_another_token(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_turn_ends_in_eos_and_padding_is_another_token(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
     assert tokenizer.eos_token == "<|end|>"
     assert tokenizer.pad_token_id not in (None, tokenizer.eos_token_id)
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
@@ -62,7 +64,13 @@ def test_chat_template_extends_its_own_prefix(tokenizer: PreTrainedTokenizerFast
 
 
 @pytest.mark.parametrize(
-    "text", ["", "  two  spaces \n\n\ttab\r\n", "Ünïcode \u2212 数学 🙂\u200d\U0001f680 \x00\x7f", "x = [1, 2]\n    print(x)  # ok"]
+    "text",
+    [
+        "",
+        "  two  spaces \n\n\ttab\r\n",
+        "Ünïcode \u2212 数学 🙂\u200d\U0001f680 \x00\x7f",
+        "x = [1, 2]\n    print(x)  # ok",
+    ],
 )
 def test_any_text_round_trips(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -82,7 +90,9 @@ def test_digits_are_tokens_of_their_own(tokenizer: PreTrainedTokenizerFast) -> N
     assert all(len(token) == 1 for token in tokens if any(char.isdigit() for char in token))
 
 
-def test_accuracy_on_word_problems_leaves_room_to_learn(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_accuracy_on_word_problems_leaves_room_to_learn(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
     held_out = WordProblems().test[:200]
     torch.manual_seed(0)
     assert 0.45 <= accuracy(model, tokenizer, held_out, temperature=0) <= 0.60

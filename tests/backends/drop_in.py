@@ -28,7 +28,9 @@ class TrainingClient:
     def forward_backward(self, data: list[types.Datum], loss_fn: str, config: dict[str, float] | None) -> Answer:
         inputs = [{key: tensor.to_numpy() for key, tensor in datum.loss_fn_inputs.items()} for datum in data]
         CALLS.append((loss_fn, inputs))
-        outputs = [{"logprobs": types.TensorData.from_numpy(np.zeros(datum.model_input.length, np.float32))} for datum in data]
+        outputs = [
+            {"logprobs": types.TensorData.from_numpy(np.zeros(datum.model_input.length, np.float32))} for datum in data
+        ]
         return Answer(SimpleNamespace(loss_fn_outputs=outputs, metrics={"loss:sum": 0.0}))
 
     def optim_step(self, params: types.AdamParams) -> Answer:
@@ -46,7 +48,9 @@ class SamplingClient:
         CALLS.append(("sample", params))
         tokens = list(range(10, 10 + int(params.max_tokens or 0)))
         sequence = SimpleNamespace(tokens=tokens, logprobs=[-1.0] * len(tokens), stop_reason="length")
-        return Answer(SimpleNamespace(sequences=[sequence] * num_samples, prompt_logprobs=None, topk_prompt_logprobs=None))
+        return Answer(
+            SimpleNamespace(sequences=[sequence] * num_samples, prompt_logprobs=None, topk_prompt_logprobs=None)
+        )
 
 
 class ServiceClient:
@@ -59,7 +63,9 @@ class ServiceClient:
         CALLS.append(("model", (base_model, rank, seed, user_metadata)))
         return TrainingClient()
 
-    def create_training_client_from_state_with_optimizer(self, path: str, user_metadata: dict[str, str] | None) -> TrainingClient:
+    def create_training_client_from_state_with_optimizer(
+        self, path: str, user_metadata: dict[str, str] | None
+    ) -> TrainingClient:
         return TrainingClient()
 
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from cookbook.backends.local.clients import LocalTrainingClient
-from cookbook.backends.types import AdamParams, Datum, ModelInput
+from cookbook.core.types import AdamParams, Datum, ModelInput
 
 EOS = 1
 CONTEXT = 192
@@ -22,10 +22,21 @@ def save_random_model(folder: Path) -> str:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(folder)
-    shape = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     special = {"bos_token_id": None, "eos_token_id": EOS, "pad_token_id": 0}
     config = LlamaConfig(
-        vocab_size=len(vocabulary), max_position_embeddings=CONTEXT, tie_word_embeddings=True, initializer_range=0.25, **shape, **special
+        vocab_size=len(vocabulary),
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        initializer_range=0.25,
+        **shape,
+        **special,
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -9,7 +9,7 @@ import pytest
 from cookbook.backends import base_models
 from cookbook.backends.base_models import check_base_model
 from cookbook.backends.local import LocalService
-from cookbook.errors import BackendError, ConfigError
+from cookbook.core.errors import BackendError, ConfigError
 
 
 @pytest.fixture
@@ -25,7 +25,11 @@ def test_good_names_pass(random_model: str) -> None:
 
 @pytest.mark.parametrize(
     ("remove", "message"),
-    [("config.json", "has no config.json"), ("model.safetensors", "has no weights"), ("tokenizer.json", "has no tokenizer")],
+    [
+        ("config.json", "has no config.json"),
+        ("model.safetensors", "has no weights"),
+        ("tokenizer.json", "has no tokenizer"),
+    ],
 )
 def test_a_folder_that_lacks_something_is_named(broken: Path, remove: str, message: str) -> None:
     (broken / remove).unlink()
@@ -57,7 +61,9 @@ def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_an_unloadable_folder_is_one_line(broken: Path) -> None:
     config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps({**config, "model_type": "no-such-architecture", "architectures": ["NoSuch"]}))
+    (broken / "config.json").write_text(
+        json.dumps({**config, "model_type": "no-such-architecture", "architectures": ["NoSuch"]})
+    )
     service = LocalService(device="cpu")
     with pytest.raises(BackendError, match="could not be loaded") as caught:
         service.create_sampling_client(base_model=str(broken))

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import torch
 
-from cookbook.backends.base import ServiceClient
 from cookbook.backends.fake import FakeService
 from cookbook.backends.local import LocalService
+from cookbook.core.clients import ServiceClient
 from tests.backend_contract import BackendContract
 
 
@@ -23,5 +23,7 @@ class TestLocalBackend(BackendContract):
 
     @classmethod
     def make_service(cls, state_dir: Path) -> ServiceClient:
-        torch.set_num_threads(1)  # for this small a model threads cost more than they bring, the more so beside other processes
+        torch.set_num_threads(
+            1
+        )  # for this small a model threads cost more than they bring, the more so beside other processes
         return LocalService(device="cpu", dtype="float32", state_dir=str(state_dir))

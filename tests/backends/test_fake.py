@@ -12,12 +12,21 @@ import pytest
 import torch
 from renderers import DefaultRendererConfig, build_training_sample, create_renderer
 
-from cookbook.backends.base import Capabilities
 from cookbook.backends.fake import FAKE_CAPABILITIES, FakeService, FakeTrainingClient
-from cookbook.backends.fake.model import LOSSES, NextToken, TrainedWeights, base_logits, draw, log_softmax, logits_gradient, target_logprobs
+from cookbook.backends.fake.model import (
+    LOSSES,
+    NextToken,
+    TrainedWeights,
+    base_logits,
+    draw,
+    log_softmax,
+    logits_gradient,
+    target_logprobs,
+)
 from cookbook.backends.fake.tokenizer import EOS_TOKEN, TOKEN_BYTES, build_tokenizer
-from cookbook.backends.types import AdamParams, Datum, ModelInput, SamplingParams
-from cookbook.errors import CapabilityError, CheckpointError, ConfigError, CookbookError, DataError
+from cookbook.core.clients import Capabilities
+from cookbook.core.errors import CapabilityError, CheckpointError, ConfigError, CookbookError, DataError
+from cookbook.core.types import AdamParams, Datum, ModelInput, SamplingParams
 
 PROMPT = ModelInput.from_ints(b"Q: 1+1? A: ")
 
@@ -55,7 +64,11 @@ def test_gradients_equal_finite_differences(loss_fn: str, temperature: float) ->
 
     def loss(changed: np.ndarray) -> float:
         logprobs = target_logprobs(changed, previous, targets, temperature)
-        return float((frozen * logprobs).sum() if coefficient_is_constant else LOSSES[loss_fn].terms(logprobs, inputs, config)[0].sum())
+        return float(
+            (frozen * logprobs).sum()
+            if coefficient_is_constant
+            else LOSSES[loss_fn].terms(logprobs, inputs, config)[0].sum()
+        )
 
     gradient = logits_gradient(logits, previous, targets, frozen, temperature)
     direction = rng.standard_normal(logits.shape)
@@ -80,7 +93,9 @@ def test_adam_equals_torch(clip: float) -> None:
     np.testing.assert_allclose(weights.table, parameter.detach().numpy(), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("temperature", "top_p", "top_k"), [(1.0, 1.0, -1), (0.5, 1.0, -1), (1.0, 0.6, -1), (1.3, 1.0, 5), (1.0, 0.7, 20)])
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k"), [(1.0, 1.0, -1), (0.5, 1.0, -1), (1.0, 0.6, -1), (1.3, 1.0, 5), (1.0, 0.7, 20)]
+)
 def test_draws_follow_the_truncated_distribution(temperature: float, top_p: float, top_k: int) -> None:
     logits = base_logits("m")
     next_token = NextToken.from_logits(logits, temperature, top_p, top_k)
@@ -112,7 +127,11 @@ def test_requests_without_a_seed_replay_by_their_order() -> None:
 
 def test_a_base_models_samples_are_text_that_ends() -> None:
     service = FakeService()
-    response = service.create_sampling_client(base_model="m").sample(PROMPT, 200, SamplingParams(max_tokens=60, seed=-1)).result()
+    response = (
+        service.create_sampling_client(base_model="m")
+        .sample(PROMPT, 200, SamplingParams(max_tokens=60, seed=-1))
+        .result()
+    )
     ends = [sequence.stop_reason for sequence in response.sequences]
     assert 0.5 < ends.count("eos") / 200 < 0.99 and "length" in ends
     drawn = [token for sequence in response.sequences for token in sequence.tokens if token != EOS_TOKEN]
@@ -128,7 +147,11 @@ def test_a_base_models_samples_are_text_that_ends() -> None:
         (lambda c: c.forward([datum()], "xyz"), CapabilityError, "use one of: cispo, cross_entropy"),
         (lambda c: c.forward([datum()], "ppo", {"clip_low": 1.0}), ConfigError, "did you mean 'clip_low_threshold'"),
         (lambda c: c.forward([datum()], "ppo", {"temperature": 0.0}), ConfigError, "temperature is 0.0"),
-        (lambda c: c.forward([datum(logprobs=np.zeros(10), advantage=np.zeros(10))], "ppo"), DataError, "'advantages' for 'advantage'"),
+        (
+            lambda c: c.forward([datum(logprobs=np.zeros(10), advantage=np.zeros(10))], "ppo"),
+            DataError,
+            "'advantages' for 'advantage'",
+        ),
         (lambda c: c.forward([], "cross_entropy"), DataError, "data is empty"),
         (
             lambda c: c.forward([Datum(PROMPT, {"target_tokens": np.array([999] * PROMPT.length)})], "cross_entropy"),
@@ -137,20 +160,31 @@ def test_a_base_models_samples_are_text_that_ends() -> None:
         ),
         (lambda c: c.save_state("../up"), ConfigError, "'../up' is not a plain name"),
         (lambda c: c.load_state("/nowhere"), CheckpointError, "/nowhere: no saved state"),
-        (lambda c: c.load_state_with_optimizer(c.save_weights_for_sampler("w").result().path), CheckpointError, "without an optimizer"),
+        (
+            lambda c: c.load_state_with_optimizer(c.save_weights_for_sampler("w").result().path),
+            CheckpointError,
+            "without an optimizer",
+        ),
         (lambda c: c.forward_backward_custom([datum()], lambda data, lp: (lp[0], {})), DataError, "must be a scalar"),
     ],
 )
-def test_errors_say_what_to_do(client: FakeTrainingClient, operation: Callable, kind: type[CookbookError], says: str) -> None:
+def test_errors_say_what_to_do(
+    client: FakeTrainingClient, operation: Callable, kind: type[CookbookError], says: str
+) -> None:
     future = operation(client)
     with pytest.raises(kind) as raised:
         future.result()
     assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_states_of_another_configuration_or_damaged_are_refused(service: FakeService, client: FakeTrainingClient) -> None:
+def test_states_of_another_configuration_or_damaged_are_refused(
+    service: FakeService, client: FakeTrainingClient
+) -> None:
     path = client.save_state("s").result().path
-    for other in (service.create_lora_training_client("other", rank=8), service.create_lora_training_client("any/name", rank=4)):
+    for other in (
+        service.create_lora_training_client("other", rank=8),
+        service.create_lora_training_client("any/name", rank=4),
+    ):
         with pytest.raises(CheckpointError, match="rank 8"):
             other.load_state(path).result()
     assert [child.name for child in Path(path).parent.iterdir()] == ["s"], "nothing is left beside a save"
@@ -188,12 +222,18 @@ def test_narrowed_capabilities_are_kept_to() -> None:
         client.forward([datum()], "cross_entropy", {"temperature": 1.0}).result()
     with pytest.raises(CapabilityError):
         service.create_lora_training_client("m", rank=None)
-    seeded = [sampler.sample(PROMPT, 1, SamplingParams(max_tokens=16, seed=1)).result().sequences[0].tokens for _ in range(2)]
+    seeded = [
+        sampler.sample(PROMPT, 1, SamplingParams(max_tokens=16, seed=1)).result().sequences[0].tokens for _ in range(2)
+    ]
     assert seeded[0] != seeded[1], "a service without seeds ignores them"
     with pytest.raises(CapabilityError, match="no critic"):
-        FakeService(capabilities=dataclasses.replace(FAKE_CAPABILITIES, critic=False)).create_lora_training_client("m", role="critic")
+        FakeService(capabilities=dataclasses.replace(FAKE_CAPABILITIES, critic=False)).create_lora_training_client(
+            "m", role="critic"
+        )
     with pytest.raises(ConfigError, match="reinforce"):
-        FakeService(capabilities=dataclasses.replace(FAKE_CAPABILITIES, losses=FAKE_CAPABILITIES.losses | {"reinforce"}))
+        FakeService(
+            capabilities=dataclasses.replace(FAKE_CAPABILITIES, losses=FAKE_CAPABILITIES.losses | {"reinforce"})
+        )
 
 
 def test_tokenizer_is_bytes() -> None:
@@ -201,7 +241,9 @@ def test_tokenizer_is_bytes() -> None:
     text = "Zoë  paid £3.50\n\tfor 😀<|end|>"
     assert tokenizer.encode(text) == [*text.removesuffix("<|end|>").encode(), EOS_TOKEN]
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert [tokenizer.convert_tokens_to_ids(token.decode()) for token in TOKEN_BYTES[256:]] == list(range(256, len(TOKEN_BYTES)))
+    assert [tokenizer.convert_tokens_to_ids(token.decode()) for token in TOKEN_BYTES[256:]] == list(
+        range(256, len(TOKEN_BYTES))
+    )
     assert tokenizer.eos_token_id == EOS_TOKEN and len(tokenizer) == len(TOKEN_BYTES)
 
 
@@ -219,7 +261,9 @@ def test_chat_renders_parses_and_masks() -> None:
     tools: list[Any] = [{"name": "add", "description": "adds", "parameters": {}}]
     whole = renderer.render_ids(messages, tools=tools)
     for turn in range(1, 5):  # prefix-stable, with the generation prompt before an assistant turn
-        prompt = renderer.render_ids(messages[:turn], tools=tools, add_generation_prompt=messages[turn]["role"] == "assistant")
+        prompt = renderer.render_ids(
+            messages[:turn], tools=tools, add_generation_prompt=messages[turn]["role"] == "assistant"
+        )
         assert whole[: len(prompt)] == prompt
     prompt = renderer.render_ids(messages[:2], tools=tools, add_generation_prompt=True)
     completion = whole[len(prompt) : whole.index(EOS_TOKEN, len(prompt)) + 1]
@@ -232,9 +276,13 @@ def test_chat_renders_parses_and_masks() -> None:
     trained = tokenizer.decode([token for token, kept in zip(sample.token_ids, sample.loss_mask, strict=True) if kept])
     assert trained == f"<|assistant|>{turns[0]}<|assistant|>{turns[1]}"  # that renderer counts the header too ...
     call["function"]["arguments"] = {"x": 1}
-    marked: Any = tokenizer.apply_chat_template(messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True)
+    marked: Any = tokenizer.apply_chat_template(
+        messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True
+    )
     assert list(marked["input_ids"]) == whole
-    exact = tokenizer.decode([token for token, kept in zip(marked["input_ids"], marked["assistant_masks"], strict=True) if kept])
+    exact = tokenizer.decode(
+        [token for token, kept in zip(marked["input_ids"], marked["assistant_masks"], strict=True) if kept]
+    )
     assert exact == "".join(turns)  # ... the template's own marks do not
 
 

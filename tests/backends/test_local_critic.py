@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cookbook.backends.local import LocalService
-from cookbook.backends.types import AdamParams, Datum, ModelInput
-from cookbook.errors import CapabilityError, CookbookError
+from cookbook.core.errors import CapabilityError, CookbookError
+from cookbook.core.types import AdamParams, Datum, ModelInput
 
 ADAM = AdamParams(learning_rate=3e-3)
 

@@ -7,9 +7,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from cookbook.backends.base import APIFuture
 from cookbook.backends.local.engine import Engine
-from cookbook.errors import BackendError
+from cookbook.core.clients import APIFuture
+from cookbook.core.errors import BackendError
 
 
 class Note:
@@ -71,7 +71,9 @@ def test_requests_of_one_turn_of_the_event_loop_run_together(recorder: Recorder)
         return await asyncio.gather(*(task(name) for name in "abc"))
 
     assert asyncio.run(tasks()) == ["a", "b", "c"]
-    assert recorder.batches[0] == ["a", "b", "c"] and sorted(name for batch in recorder.batches[1:] for name in batch) == ["aa", "bb", "cc"]
+    assert recorder.batches[0] == ["a", "b", "c"] and sorted(
+        name for batch in recorder.batches[1:] for name in batch
+    ) == ["aa", "bb", "cc"]
 
 
 def test_an_error_goes_to_its_future_and_the_engine_carries_on(recorder: Recorder) -> None:

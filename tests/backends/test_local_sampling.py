@@ -9,9 +9,9 @@ import torch
 
 from cookbook.backends.local import LocalService
 from cookbook.backends.local.clients import LocalSamplingClient, LocalTrainingClient
-from cookbook.backends.local.drawing import Drawing, uniforms
-from cookbook.backends.types import AdamParams, Datum, ModelInput, SampledSequence, SamplingParams
-from cookbook.errors import BackendError
+from cookbook.backends.local.token_sampler import Drawing, uniforms
+from cookbook.core.errors import BackendError
+from cookbook.core.types import AdamParams, Datum, ModelInput, SampledSequence, SamplingParams
 from tests.backends.local_model import CONTEXT, EOS, disturb, policy_data, random_tokens
 
 PROMPTS = [ModelInput.from_ints(random_tokens(seed, length)) for seed, length in enumerate([3, 29, 12, 1, 60, 12])]
@@ -37,7 +37,9 @@ def sampler(trainer: LocalTrainingClient) -> LocalSamplingClient:
     return trainer.save_weights_and_get_sampling_client()
 
 
-def forward_logprobs(client: LocalTrainingClient, prompt: ModelInput, sequence: SampledSequence, temperature: float) -> np.ndarray:
+def forward_logprobs(
+    client: LocalTrainingClient, prompt: ModelInput, sequence: SampledSequence, temperature: float
+) -> np.ndarray:
     tokens = [*prompt.tokens, *sequence.tokens]
     datum = Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
     output = client.forward([datum], "cross_entropy", {"temperature": temperature}).result()
@@ -45,7 +47,9 @@ def forward_logprobs(client: LocalTrainingClient, prompt: ModelInput, sequence: 
 
 
 @pytest.mark.parametrize("rank", [4, None])
-def test_logprobs_agree_with_forward_whatever_the_company(service: LocalService, random_model: str, rank: int | None) -> None:
+def test_logprobs_agree_with_forward_whatever_the_company(
+    service: LocalService, random_model: str, rank: int | None
+) -> None:
     client = service.create_lora_training_client(random_model, rank=rank, alpha=8, seed=0)
     disturb(client, steps=1)
     sampler = client.save_weights_and_get_sampling_client()
@@ -93,7 +97,12 @@ def test_tokens_depend_on_seed_and_sample_index_alone(random_model: str, service
         return drawn
 
     together = draw(4096, 512, PROMPTS, 5)
-    for other in (draw(16, 512, PROMPTS, 5), draw(4096, 4, PROMPTS, 5), draw(4096, 1, PROMPTS[1:3], 2), draw(4096, 512, PROMPTS[::-1], 3)):
+    for other in (
+        draw(16, 512, PROMPTS, 5),
+        draw(4096, 4, PROMPTS, 5),
+        draw(4096, 1, PROMPTS[1:3], 2),
+        draw(4096, 512, PROMPTS[::-1], 3),
+    ):
         for prompt, sequences in other.items():
             assert [each.tokens for each in sequences] == [each.tokens for each in together[prompt][: len(sequences)]]
             for mine, theirs in zip(sequences, together[prompt], strict=False):
@@ -116,22 +125,32 @@ def test_no_seed_is_a_fresh_one_each_time(sampler: LocalSamplingClient) -> None:
 
 def test_greedy_takes_the_likeliest_token_at_each_step(sampler: LocalSamplingClient) -> None:
     sequence = sampler.sample(PROMPTS[1], 1, SamplingParams(max_tokens=12, temperature=0)).result().sequences[0]
-    likeliest = sampler.sample(PROMPTS[1].append(sequence.tokens), 1, SamplingParams(max_tokens=1), topk_prompt_logprobs=1).result()
+    likeliest = sampler.sample(
+        PROMPTS[1].append(sequence.tokens), 1, SamplingParams(max_tokens=1), topk_prompt_logprobs=1
+    ).result()
     assert likeliest.topk_prompt_logprobs is not None
     tail = likeliest.topk_prompt_logprobs[PROMPTS[1].length :]
     assert [best[0][0] for best in tail if best] == sequence.tokens
     np.testing.assert_allclose([best[0][1] for best in tail if best], sequence.logprobs, atol=1e-4)
 
 
-def test_prompt_logprobs_are_those_of_compute_logprobs(sampler: LocalSamplingClient, trainer: LocalTrainingClient) -> None:
+def test_prompt_logprobs_are_those_of_compute_logprobs(
+    sampler: LocalSamplingClient, trainer: LocalTrainingClient
+) -> None:
     for prompt in PROMPTS:
-        response = sampler.sample(prompt, 1, SamplingParams(max_tokens=1, temperature=0.5), True, topk_prompt_logprobs=97).result()
+        response = sampler.sample(
+            prompt, 1, SamplingParams(max_tokens=1, temperature=0.5), True, topk_prompt_logprobs=97
+        ).result()
         computed = sampler.compute_logprobs(prompt).result()
         assert response.prompt_logprobs is not None and response.topk_prompt_logprobs is not None
         assert computed[0] is None and len(computed) == prompt.length
         assert response.prompt_logprobs[0] is None and response.topk_prompt_logprobs[0] is None
         for token, mine, theirs, ranked in zip(
-            prompt.tokens[1:], computed[1:], response.prompt_logprobs[1:], response.topk_prompt_logprobs[1:], strict=True
+            prompt.tokens[1:],
+            computed[1:],
+            response.prompt_logprobs[1:],
+            response.topk_prompt_logprobs[1:],
+            strict=True,
         ):
             assert mine == pytest.approx(theirs, abs=1e-5) and ranked is not None
             assert mine == pytest.approx(dict(ranked)[token], abs=1e-4)
@@ -172,7 +191,11 @@ def test_eos_ends_a_sequence_and_is_its_last_token(service: LocalService, random
         client.forward_backward([datum], "cross_entropy")
         client.optim_step(AdamParams(learning_rate=1e-2))
     sampler = client.save_weights_and_get_sampling_client()
-    sequence = sampler.sample(prompt, 1, SamplingParams(max_tokens=5, temperature=0, stop=(EOS, "<eos>"))).result().sequences[0]
+    sequence = (
+        sampler.sample(prompt, 1, SamplingParams(max_tokens=5, temperature=0, stop=(EOS, "<eos>")))
+        .result()
+        .sequences[0]
+    )
     assert (sequence.tokens, sequence.stop_reason) == ([EOS], "eos")
 
 
@@ -220,7 +243,9 @@ def test_operations_see_samples_in_call_order(service: LocalService, random_mode
     assert len(set(answers)) == 3
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(-1, 1.0), (3, 1.0), (-1, 0.6), (5, 0.5), (1, 1.0), (900, 0.999), (-1, 0.999)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(-1, 1.0), (3, 1.0), (-1, 0.6), (5, 0.5), (1, 1.0), (900, 0.999), (-1, 0.999)]
+)
 def test_draws_follow_the_truncated_distribution(top_k: int, top_p: float) -> None:
     """Against truncation written out on sorted probabilities, over a vocabulary larger than the first candidates."""
     vocabulary, draws = 1000, 20_000

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cookbook.backends.local import LocalService
 from cookbook.backends.local.clients import LocalTrainingClient
-from cookbook.backends.types import AdamParams, ModelInput, SamplingParams
-from cookbook.errors import BackendError, CheckpointError, ConfigError
+from cookbook.core.errors import BackendError, CheckpointError, ConfigError
+from cookbook.core.types import AdamParams, ModelInput, SamplingParams
 from tests.backends.local_model import disturb, policy_data, random_tokens
 
 ADAM = AdamParams(learning_rate=1e-2)
@@ -49,7 +49,9 @@ def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize("rank", [4, None])
-def test_round_trip_is_exact_with_and_without_optimizer(service: LocalService, random_model: str, rank: int | None) -> None:
+def test_round_trip_is_exact_with_and_without_optimizer(
+    service: LocalService, random_model: str, rank: int | None
+) -> None:
     client = service.create_lora_training_client(random_model, rank=rank, alpha=8, seed=0)
     disturb(client)
     path = client.save_state(f"round-trip/{rank}").result().path
@@ -110,7 +112,9 @@ def test_plain_transformers_loads_full_parameter_weights(service: LocalService, 
     assert pinned.sample(PROMPT, 2, params).result() == loaded.sample(PROMPT, 2, params).result()
 
 
-def test_a_save_replaces_its_namesake_and_leaves_nothing_else(service: LocalService, random_model: str, state_dir: Path) -> None:
+def test_a_save_replaces_its_namesake_and_leaves_nothing_else(
+    service: LocalService, random_model: str, state_dir: Path
+) -> None:
     client = service.create_lora_training_client(random_model, rank=4, seed=0)
     client.save_state("again").result()
     step(client)

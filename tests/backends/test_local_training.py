@@ -11,11 +11,18 @@ from transformers import AutoModelForCausalLM
 from cookbook.backends.local import LocalService
 from cookbook.backends.local import model as local_model
 from cookbook.backends.local.model import output_layer
-from cookbook.backends.types import AdamParams, Datum, ModelInput, SamplingParams
-from cookbook.datums import only_inputs
-from cookbook.errors import BackendError, ConfigError, DataError
+from cookbook.core.datums import only_inputs
+from cookbook.core.errors import BackendError, ConfigError, DataError
+from cookbook.core.types import AdamParams, Datum, ModelInput, SamplingParams
 from cookbook.losses.two_pass import forward_backward_two_pass
-from tests.backends.local_model import accumulated_gradient, disturb, gradient_gap, policy_data, random_tokens, soft_data
+from tests.backends.local_model import (
+    accumulated_gradient,
+    disturb,
+    gradient_gap,
+    policy_data,
+    random_tokens,
+    soft_data,
+)
 
 ADAM = AdamParams(learning_rate=1e-2)
 
@@ -68,7 +75,9 @@ def test_step_equals_plain_peft_and_torch(service: LocalService, random_model: s
     with torch.no_grad():
         for name, values in theirs.items():
             values.copy_(session.weights.parameters[name])
-    optimizer = torch.optim.AdamW(theirs.values(), lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1, foreach=False, fused=False)
+    optimizer = torch.optim.AdamW(
+        theirs.values(), lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1, foreach=False, fused=False
+    )
     params = AdamParams(learning_rate=1e-2, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1, grad_clip_norm=5.0)
     for step in range(3):
         data = policy_data(step)
@@ -87,7 +96,9 @@ def test_step_equals_plain_peft_and_torch(service: LocalService, random_model: s
         torch.testing.assert_close(session.weights.parameters[name], values, rtol=1e-3, atol=2e-5)
 
 
-def test_logits_in_chunks_give_the_same_gradient(service: LocalService, random_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_in_chunks_give_the_same_gradient(
+    service: LocalService, random_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clients = [service.create_lora_training_client(random_model, rank=4, seed=0) for _ in range(2)]
     for client in clients:
         disturb(client)
@@ -122,7 +133,10 @@ def test_soft_targets_equal_a_float64_reference(
     for output in (forward, backward):
         assert output.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-5)
         for datum, reference, values in zip(data, expected, output.loss_fn_outputs, strict=True):
-            assert values["logprobs"].dtype == np.float32 and values["logprobs"].shape == datum.loss_fn_inputs["target_tokens"].shape
+            assert (
+                values["logprobs"].dtype == np.float32
+                and values["logprobs"].shape == datum.loss_fn_inputs["target_tokens"].shape
+            )
             np.testing.assert_allclose(values["logprobs"].reshape(reference.shape), reference, rtol=1e-5, atol=1e-5)
     gradient = {name: values.grad for name, values in peer.named_parameters()}
     assert gradient_gap(gradient, accumulated_gradient(client)) < 1e-5
@@ -132,8 +146,13 @@ def test_soft_targets_equal_a_float64_reference(
 def test_one_soft_target_is_a_hard_one(service: LocalService, random_model: str) -> None:
     hard, soft = (service.create_lora_training_client(random_model, rank=None) for _ in range(2))
     data = [only_inputs(datum, ("target_tokens", "weights")) for datum in policy_data()]
-    columns = [Datum(datum.model_input, {key: values[:, None] for key, values in datum.loss_fn_inputs.items()}) for datum in data]
-    expected, actual = (client.forward_backward(given, "cross_entropy").result() for client, given in ((hard, data), (soft, columns)))
+    columns = [
+        Datum(datum.model_input, {key: values[:, None] for key, values in datum.loss_fn_inputs.items()})
+        for datum in data
+    ]
+    expected, actual = (
+        client.forward_backward(given, "cross_entropy").result() for client, given in ((hard, data), (soft, columns))
+    )
     assert actual.metrics == expected.metrics
     for ours, theirs in zip(actual.loss_fn_outputs, expected.loss_fn_outputs, strict=True):
         np.testing.assert_array_equal(ours["logprobs"], theirs["logprobs"][:, None])
@@ -145,7 +164,9 @@ def test_soft_targets_share_one_pass_and_padding_costs_nothing(service: LocalSer
     session = client._session
     assert session is not None
     rows: list[int] = []
-    count = output_layer(session.weights.model).register_forward_hook(lambda layer, given, logits: rows.append(len(logits)))
+    count = output_layer(session.weights.model).register_forward_hook(
+        lambda layer, given, logits: rows.append(len(logits))
+    )
     client.forward_backward(soft_data(), "cross_entropy").result()
     count.remove()
     positions = 0
@@ -169,7 +190,9 @@ def test_custom_loss_over_soft_targets(random_model: str, token_budget: int) -> 
     ours = built_in.forward_backward_custom(data, squared_sum).result()
     theirs = forward_backward_two_pass(remote, data, squared_sum).result()
     assert ours.metrics["loss:sum"] == pytest.approx(theirs.metrics["loss:sum"], rel=1e-5)
-    assert [output["logprobs"].shape for output in ours.loss_fn_outputs] == [datum.loss_fn_inputs["target_tokens"].shape for datum in data]
+    assert [output["logprobs"].shape for output in ours.loss_fn_outputs] == [
+        datum.loss_fn_inputs["target_tokens"].shape for datum in data
+    ]
     assert gradient_gap(accumulated_gradient(built_in), accumulated_gradient(remote)) < 1e-5
     service.stop()
 
@@ -182,19 +205,27 @@ def test_only_positions_that_count_are_computed(service: LocalService, random_mo
     ).result()
     forward, backward = client.forward(data, "ppo").result(), client.forward_backward(data, "ppo").result()
     assert forward.metrics["loss:sum"] == pytest.approx(backward.metrics["loss:sum"], rel=1e-6)
-    for datum, full, first, second in zip(data, everything.loss_fn_outputs, forward.loss_fn_outputs, backward.loss_fn_outputs, strict=True):
+    for datum, full, first, second in zip(
+        data, everything.loss_fn_outputs, forward.loss_fn_outputs, backward.loss_fn_outputs, strict=True
+    ):
         assert (full["logprobs"] < 0).all()
         weighed = datum.loss_fn_inputs["weights"] != 0
         np.testing.assert_allclose(first["logprobs"], full["logprobs"] * weighed, atol=1e-5)
-        np.testing.assert_allclose(second["logprobs"], full["logprobs"] * weighed * (datum.loss_fn_inputs["advantages"] != 0), atol=1e-5)
+        np.testing.assert_allclose(
+            second["logprobs"], full["logprobs"] * weighed * (datum.loss_fn_inputs["advantages"] != 0), atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("token_budget", [1000, 60])
 def test_custom_loss_equals_the_built_in_one(random_model: str, token_budget: int) -> None:
-    def importance_sampling(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    def importance_sampling(
+        data: Sequence[Datum], logprobs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         terms = []
         for datum, each in zip(data, logprobs, strict=True):
-            q, advantages, weights = (torch.from_numpy(datum.loss_fn_inputs[key]) for key in ("logprobs", "advantages", "weights"))
+            q, advantages, weights = (
+                torch.from_numpy(datum.loss_fn_inputs[key]) for key in ("logprobs", "advantages", "weights")
+            )
             terms.append(-(weights * torch.where(weights == 0, 0.0, each - q).exp() * advantages).sum())
         return torch.stack(terms).sum(), {"datums:sum": float(len(data))}
 
@@ -204,7 +235,10 @@ def test_custom_loss_equals_the_built_in_one(random_model: str, token_budget: in
         disturb(client)
     ours = custom.forward_backward_custom(policy_data(), importance_sampling).result()
     theirs = built_in.forward_backward(policy_data(), "importance_sampling").result()
-    assert ours.metrics["loss:sum"] == pytest.approx(theirs.metrics["loss:sum"], rel=1e-5) and ours.metrics["datums:sum"] == 9
+    assert (
+        ours.metrics["loss:sum"] == pytest.approx(theirs.metrics["loss:sum"], rel=1e-5)
+        and ours.metrics["datums:sum"] == 9
+    )
     assert gradient_gap(accumulated_gradient(built_in), accumulated_gradient(custom)) < 1e-5
     service.stop()
 
@@ -247,12 +281,24 @@ def test_a_failed_operation_leaves_the_gradient_as_it_was(service: LocalService,
     failures = [
         (client.forward_backward_custom(data, broken), ZeroDivisionError, "in the custom loss"),
         (client.forward_backward_custom(data, not_a_number), BackendError, "loss 'custom' is nan"),
-        (client.forward_backward(data + infinite, "importance_sampling"), BackendError, "loss 'importance_sampling' is"),
+        (
+            client.forward_backward(data + infinite, "importance_sampling"),
+            BackendError,
+            "loss 'importance_sampling' is",
+        ),
         (client.forward_backward(outside, "cross_entropy"), DataError, "token 97 is outside the vocabulary"),
         (client.forward_backward(soft_outside, "cross_entropy"), DataError, "token 98 is outside the vocabulary"),
-        (client.forward_backward(data + policy_soft, "ppo"), DataError, "datum 9: .*'target_tokens'.* takes one target per position"),
+        (
+            client.forward_backward(data + policy_soft, "ppo"),
+            DataError,
+            "datum 9: .*'target_tokens'.* takes one target per position",
+        ),
         (client.forward_backward(flat_weights, "cross_entropy"), DataError, "datum 0: .*'weights'.* one weight each"),
-        (client.forward_backward_custom(flat_weights, not_a_number), DataError, "datum 0: .*'weights'.* one weight each"),
+        (
+            client.forward_backward_custom(flat_weights, not_a_number),
+            DataError,
+            "datum 0: .*'weights'.* one weight each",
+        ),
         (client.forward_backward(data, "pp0"), ConfigError, "did you mean ppo"),
     ]
     for future, kind, message in failures:
@@ -271,14 +317,18 @@ def test_a_gradient_that_is_not_finite_is_dropped(service: LocalService, random_
     with pytest.raises(BackendError, match=r"gradient norm is .*; the gradient was dropped"):
         client.optim_step(ADAM).result()
     assert client.optim_step(ADAM).result().metrics["grad_norm"] == 0.0
-    np.testing.assert_array_equal(client.forward([datum], "cross_entropy").result().loss_fn_outputs[0]["logprobs"], before)
+    np.testing.assert_array_equal(
+        client.forward([datum], "cross_entropy").result().loss_fn_outputs[0]["logprobs"], before
+    )
 
 
 def test_adapters_do_not_disturb_one_another(service: LocalService, random_model: str) -> None:
     data = policy_data()
 
     def logprobs(client) -> np.ndarray:
-        return np.concatenate([output["logprobs"] for output in client.forward(data, "cross_entropy").result().loss_fn_outputs])
+        return np.concatenate(
+            [output["logprobs"] for output in client.forward(data, "cross_entropy").result().loss_fn_outputs]
+        )
 
     alone = service.create_lora_training_client(random_model, rank=4, seed=1)
     disturb(alone)
@@ -292,12 +342,16 @@ def test_adapters_do_not_disturb_one_another(service: LocalService, random_model
         second.optim_step(AdamParams(learning_rate=1e-1))
         full.optim_step(AdamParams(learning_rate=1e-2))
         first.optim_step(AdamParams(learning_rate=2e-2))
-        second.save_weights_and_get_sampling_client().sample(ModelInput.from_ints([5, 6]), 1, SamplingParams(max_tokens=3)).result()
+        second.save_weights_and_get_sampling_client().sample(
+            ModelInput.from_ints([5, 6]), 1, SamplingParams(max_tokens=3)
+        ).result()
     np.testing.assert_array_equal(logprobs(first), expected)
     assert np.abs(logprobs(second) - expected).max() > 0.1 and np.abs(logprobs(full) - expected).max() > 0.1
 
 
-def test_initialisation_is_a_function_of_the_seed_and_draws_nothing_global(service: LocalService, random_model: str) -> None:
+def test_initialisation_is_a_function_of_the_seed_and_draws_nothing_global(
+    service: LocalService, random_model: str
+) -> None:
     torch.manual_seed(123)
     expected = torch.rand(1)
     torch.manual_seed(123)

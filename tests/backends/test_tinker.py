@@ -20,13 +20,13 @@ pytest.importorskip("tinker")
 
 import httpx
 
-from cookbook.backends.base import ServiceClient
 from cookbook.backends.tinker import TinkerService, calls, connection
 from cookbook.backends.tinker.calls import Calls, failure
 from cookbook.backends.tinker.connection import find_features
 from cookbook.backends.tinker.convert import Stops
-from cookbook.backends.types import AdamParams, Datum, ModelInput, SamplingParams
-from cookbook.errors import BackendError, CapabilityError, ConfigError, CookbookError
+from cookbook.core.clients import ServiceClient
+from cookbook.core.errors import BackendError, CapabilityError, ConfigError, CookbookError
+from cookbook.core.types import AdamParams, Datum, ModelInput, SamplingParams
 from tests.backend_contract import BackendContract
 from tests.backends import drop_in
 from tests.conftest import SMALL, CommandLine
@@ -73,7 +73,9 @@ def test_capabilities_are_the_servers(url: str):
 
 
 def test_a_recipe_runs(url: str, cli: CommandLine, tmp_path: Path):
-    ran = cli("recipe=gsm8k_ppo", *SMALL[1:], "backend=tinker", f"backend.base_url={url}", f"run_dir={tmp_path / 'run'}")
+    ran = cli(
+        "recipe=gsm8k_ppo", *SMALL[1:], "backend=tinker", f"backend.base_url={url}", f"run_dir={tmp_path / 'run'}"
+    )
     assert ran.status == 0, ran.err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
     assert ran.err == ""
@@ -85,7 +87,11 @@ def test_a_run_goes_on_at_a_restarted_server(cli: CommandLine, tmp_path: Path):
         with live_server(tmp_path / "state", device="cpu", dtype="float32") as url:
             ran = cli(*run, f"loop.steps={steps}", f"resume={resume}", f"backend.base_url={url}")
             assert (ran.status, ran.err) == (0, "")
-    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if "time/step" in line]
+    steps = [
+        json.loads(line)["step"]
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        if "time/step" in line
+    ]
     assert steps == [0, 1]
 
 
@@ -182,7 +188,9 @@ def test_pending_operations_of_a_silent_server_fail(monkeypatch: pytest.MonkeyPa
         pending = watched.call(lambda: asyncio.sleep(60), lambda value: value)
         with pytest.raises(BackendError, match=r"http://server has not answered.*resume=auto"):
             pending.result(10)
-    assert [record.message for record in caplog.records] == ["http://server does not answer; what is pending fails after 0.2 s"]
+    assert [record.message for record in caplog.records] == [
+        "http://server does not answer; what is pending fails after 0.2 s"
+    ]
     pending = watched.call(lambda: asyncio.sleep(60), lambda value: value)
     watched.stop("stopped")
     with pytest.raises(BackendError, match="stopped"):
@@ -190,7 +198,9 @@ def test_pending_operations_of_a_silent_server_fail(monkeypatch: pytest.MonkeyPa
 
 
 def test_errors_are_the_servers_words_in_one_line():
-    failed = RuntimeError("Request failed: datum 0: too\nlong for self.request_id='x' and expected type self.model_cls=<class>")
+    failed = RuntimeError(
+        "Request failed: datum 0: too\nlong for self.request_id='x' and expected type self.model_cls=<class>"
+    )
     assert str(failure(failed)) == "datum 0: too long"
     refused = RuntimeError("Error code: 404 - {...}")
     vars(refused)["body"] = {"detail": "there is no model m; create one"}
@@ -223,7 +233,9 @@ class FakeTokenizer:
         ((), [0, 1, 2, 3, 4, 5, 6, 7], "stop", [0, 1, 2, 3, 4, 5], "length"),  # of a service with a least max_tokens
     ],
 )
-def test_how_a_sequence_ended(stop: tuple[str | int, ...], tokens: list[int], wire_reason: str, expected: list[int], reason: str):
+def test_how_a_sequence_ended(
+    stop: tuple[str | int, ...], tokens: list[int], wire_reason: str, expected: list[int], reason: str
+):
     stops = Stops(SamplingParams(max_tokens=6, stop=stop), FakeTokenizer(), min_max_tokens=8)
     assert stops.wire_max_tokens == 8
     sampled = SimpleNamespace(tokens=tokens, logprobs=[-0.5] * len(tokens), stop_reason=wire_reason)
@@ -256,7 +268,9 @@ def test_drop_in_module_gets_documented_requests(vendor: TinkerService, caplog: 
     assert drop_in.CALLS[-1] == ("model", ("tiny", 8, 3, None))
     assert len(caplog.records) == 1 and "alpha=16" in caplog.records[0].message
     ones, weights = np.ones(2, np.float32), np.array([0.0, 0.5], np.float32)
-    datum = Datum(ModelInput((1, 2)), {"target_tokens": [2, 3], "weights": weights, "logprobs": -ones, "advantages": 4 * ones})
+    datum = Datum(
+        ModelInput((1, 2)), {"target_tokens": [2, 3], "weights": weights, "logprobs": -ones, "advantages": 4 * ones}
+    )
     for loss_fn in ("ppo", "cross_entropy"):
         client.forward_backward([datum], loss_fn).result(10)
     (_, [policy]), (_, [supervised]) = drop_in.CALLS[-2:]
@@ -268,7 +282,10 @@ def test_drop_in_module_gets_documented_requests(vendor: TinkerService, caplog: 
     response = sampler.sample(ModelInput((1,)), 2, SamplingParams(max_tokens=3)).result(10)
     assert [sequence.tokens for sequence in response.sequences] == [[10, 11, 12]] * 2
     assert client.save_state("any").result(10).path == "a-bare-id"
-    assert vendor.create_training_client_from_state("a-bare-id", with_optimizer=True).get_tokenizer().eos_token_id is not None
+    assert (
+        vendor.create_training_client_from_state("a-bare-id", with_optimizer=True).get_tokenizer().eos_token_id
+        is not None
+    )
     with pytest.raises(CookbookError, match="create_sampling_client"):
         vendor.create_sampling_client(base_model="tiny")
     vendor.stop()

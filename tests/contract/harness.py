@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from cookbook.backends.base import SamplingClient, ServiceClient, TrainingClient
-from cookbook.backends.types import AdamParams, Datum, ForwardBackwardOutput, ModelInput, SampledSequence, SamplingParams
+from cookbook.core.clients import SamplingClient, ServiceClient, TrainingClient
+from cookbook.core.types import (
+    AdamParams,
+    Datum,
+    ForwardBackwardOutput,
+    ModelInput,
+    SampledSequence,
+    SamplingParams,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,7 +39,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 def next_token_datum(tokens: Sequence[int], **inputs: Sequence[float] | np.ndarray) -> Datum:
     """A datum that predicts each token of a sequence from those before it."""
     return Datum(
-        ModelInput.from_ints(tokens[:-1]), {"target_tokens": np.array(tokens[1:]), **{k: np.asarray(v) for k, v in inputs.items()}}
+        ModelInput.from_ints(tokens[:-1]),
+        {"target_tokens": np.array(tokens[1:]), **{k: np.asarray(v) for k, v in inputs.items()}},
     )
 
 
@@ -162,5 +170,7 @@ class ContractHarness:
         client.forward_backward(data, "cross_entropy")
         client.optim_step(adam_params or self.smooth_adam()).result(60)
 
-    def logprobs(self, client: TrainingClient, data: Sequence[Datum], config: Mapping[str, float] | None = None) -> np.ndarray:
+    def logprobs(
+        self, client: TrainingClient, data: Sequence[Datum], config: Mapping[str, float] | None = None
+    ) -> np.ndarray:
         return logprobs_of(client.forward(data, "cross_entropy", config).result(60))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from cookbook.backends.base import ServiceClient, TrainingClient
-from cookbook.backends.types import Datum
+from cookbook.core.clients import ServiceClient, TrainingClient
+from cookbook.core.types import Datum
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,9 @@ def reference_loss(loss_fn: str, logprobs: np.ndarray, inputs: Inputs) -> float:
     return float(-(weights * clipped * advantages * logprobs).sum())
 
 
-def torch_loss(loss_fn: str) -> Callable[[Sequence[Datum], Sequence[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]:
+def torch_loss(
+    loss_fn: str,
+) -> Callable[[Sequence[Datum], Sequence[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]:
     """The same sums as a custom loss."""
     import torch
 
@@ -67,7 +69,9 @@ def torch_loss(loss_fn: str) -> Callable[[Sequence[Datum], Sequence[torch.Tensor
         return -(weights * clipped.detach() * advantages * logprobs).sum()
 
     def total(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-        losses = [one(datum_logprobs, datum.loss_fn_inputs) for datum, datum_logprobs in zip(data, logprobs, strict=True)]
+        losses = [
+            one(datum_logprobs, datum.loss_fn_inputs) for datum, datum_logprobs in zip(data, logprobs, strict=True)
+        ]
         return torch.stack(losses).sum(), {"datums": float(len(data))}
 
     return total
@@ -89,7 +93,9 @@ class LossContract(ContractHarness):
         ]
 
     @pytest.mark.parametrize("loss_fn", LOSS_NAMES)
-    def test_loss_is_the_documented_sum(self, service: ServiceClient, client: TrainingClient, data: list[Datum], loss_fn: str) -> None:
+    def test_loss_is_the_documented_sum(
+        self, service: ServiceClient, client: TrainingClient, data: list[Datum], loss_fn: str
+    ) -> None:
         self.need_loss(service, loss_fn)
         policy_data = self.policy_data(client, data)
         unweighted = [
@@ -98,12 +104,19 @@ class LossContract(ContractHarness):
         ]
         current = [output["logprobs"] for output in client.forward(data, "cross_entropy").result(60).loss_fn_outputs]
         for batch in (policy_data, unweighted):
-            expected = sum(reference_loss(loss_fn, lp, datum.loss_fn_inputs) for lp, datum in zip(current, batch, strict=True))
+            expected = sum(
+                reference_loss(loss_fn, lp, datum.loss_fn_inputs) for lp, datum in zip(current, batch, strict=True)
+            )
             for operation in (client.forward, client.forward_backward):
                 output = operation(batch, loss_fn).result(60)
-                assert output.metrics["loss:sum"] == pytest.approx(expected, rel=10 * self.tolerance, abs=10 * self.tolerance)
+                assert output.metrics["loss:sum"] == pytest.approx(
+                    expected, rel=10 * self.tolerance, abs=10 * self.tolerance
+                )
                 for datum, datum_output, lp in zip(batch, output.loss_fn_outputs, current, strict=True):
-                    assert datum_output["logprobs"].shape == (datum.model_input.length,) and datum_output["logprobs"].dtype == np.float32
+                    assert (
+                        datum_output["logprobs"].shape == (datum.model_input.length,)
+                        and datum_output["logprobs"].dtype == np.float32
+                    )
                     counted = datum.loss_fn_inputs.get("weights", np.ones(len(lp))) != 0
                     assert_close(datum_output["logprobs"][counted], lp[counted], self.tolerance, "returned logprobs")
 
@@ -114,15 +127,22 @@ class LossContract(ContractHarness):
         self.need_loss(service, loss_fn)
         before = [output["logprobs"] for output in client.forward(data[:2], "cross_entropy").result(60).loss_fn_outputs]
         signs = (1.0, 1.0) if loss_fn == "cross_entropy" else (1.0, -1.0)
-        batch = [with_inputs(d, logprobs=lp, advantages=np.full(len(lp), sign)) for d, lp, sign in zip(data, before, signs, strict=False)]
+        batch = [
+            with_inputs(d, logprobs=lp, advantages=np.full(len(lp), sign))
+            for d, lp, sign in zip(data, before, signs, strict=False)
+        ]
         client.forward_backward(batch, loss_fn)
         client.optim_step(self.adam(learning_rate=self.learning_rate / 10)).result(60)
         after = [output["logprobs"] for output in client.forward(data[:2], "cross_entropy").result(60).loss_fn_outputs]
         gains = [float(new.sum() - old.sum()) for new, old in zip(after, before, strict=True)]
-        assert all(gain * sign > 0 for gain, sign in zip(gains, signs, strict=True)), f"changes of the summed logprob: {gains}"
+        assert all(gain * sign > 0 for gain, sign in zip(gains, signs, strict=True)), (
+            f"changes of the summed logprob: {gains}"
+        )
 
     @pytest.mark.parametrize("loss_fn", LOSS_NAMES)
-    def test_masked_positions_have_no_effect(self, service: ServiceClient, new_client: NewClient, data: list[Datum], loss_fn: str) -> None:
+    def test_masked_positions_have_no_effect(
+        self, service: ServiceClient, new_client: NewClient, data: list[Datum], loss_fn: str
+    ) -> None:
         self.need_loss(service, loss_fn)
         clean, wild = new_client(), new_client()
         policy_data = self.policy_data(clean, data)
@@ -135,14 +155,23 @@ class LossContract(ContractHarness):
                 "target_tokens": np.where(masked, datum.model_input.tokens[0], datum.loss_fn_inputs["target_tokens"]),
             }
             wild_data.append(with_inputs(datum, **changes))
-        outputs = [client.forward_backward(batch, loss_fn).result(60) for client, batch in ((clean, policy_data), (wild, wild_data))]
-        assert outputs[1].metrics["loss:sum"] == pytest.approx(outputs[0].metrics["loss:sum"], rel=self.tolerance, abs=self.tolerance)
+        outputs = [
+            client.forward_backward(batch, loss_fn).result(60)
+            for client, batch in ((clean, policy_data), (wild, wild_data))
+        ]
+        assert outputs[1].metrics["loss:sum"] == pytest.approx(
+            outputs[0].metrics["loss:sum"], rel=self.tolerance, abs=self.tolerance
+        )
         for client in (clean, wild):
             client.optim_step(self.smooth_adam())
-        assert_close(self.logprobs(wild, data), self.logprobs(clean, data), self.tolerance, "what is masked does not matter")
+        assert_close(
+            self.logprobs(wild, data), self.logprobs(clean, data), self.tolerance, "what is masked does not matter"
+        )
 
     @pytest.mark.parametrize("loss_fn", LOSS_NAMES)
-    def test_custom_loss_equals_the_built_in(self, service: ServiceClient, new_client: NewClient, data: list[Datum], loss_fn: str) -> None:
+    def test_custom_loss_equals_the_built_in(
+        self, service: ServiceClient, new_client: NewClient, data: list[Datum], loss_fn: str
+    ) -> None:
         self.need_loss(service, loss_fn)
         if not service.capabilities.custom_loss:
             pytest.skip("no custom losses")
@@ -151,11 +180,15 @@ class LossContract(ContractHarness):
         expected = built_in.forward_backward(policy_data, loss_fn).result(60)
         output = custom.forward_backward_custom(policy_data, torch_loss(loss_fn)).result(60)
         assert output.metrics["datums"] == len(data)
-        assert output.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=10 * self.tolerance, abs=10 * self.tolerance)
+        assert output.metrics["loss:sum"] == pytest.approx(
+            expected.metrics["loss:sum"], rel=10 * self.tolerance, abs=10 * self.tolerance
+        )
         before = self.logprobs(custom, data)
         for client in (built_in, custom):
             client.optim_step(self.smooth_adam())
-        assert_close(self.logprobs(custom, data), self.logprobs(built_in, data), self.tolerance, "the step after either loss")
+        assert_close(
+            self.logprobs(custom, data), self.logprobs(built_in, data), self.tolerance, "the step after either loss"
+        )
         assert_differ(self.logprobs(custom, data), before, self.tolerance, "the custom loss has an effect")
 
     def need_loss(self, service: ServiceClient, loss_fn: str) -> None:

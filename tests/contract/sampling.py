@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from cookbook.backends.base import ServiceClient, TrainingClient
-from cookbook.backends.types import Datum, ModelInput, SamplingParams
+from cookbook.core.clients import ServiceClient, TrainingClient
+from cookbook.core.types import Datum, ModelInput, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-from tests.contract.harness import MEMORISED, ContractHarness, Memoriser, assert_close, assert_differ, known, next_token_datum
+from tests.contract.harness import (
+    MEMORISED,
+    ContractHarness,
+    Memoriser,
+    assert_close,
+    assert_differ,
+    known,
+    next_token_datum,
+)
 
 
 class SamplingContract(ContractHarness):
@@ -45,9 +53,16 @@ class SamplingContract(ContractHarness):
                 datum = next_token_datum([*prompt.tokens, *sequence.tokens])
                 trained = self.logprobs(client, [datum, *data], config)[: datum.model_input.length]
                 sampled = np.array(sequence.logprobs)
-                assert_close(sampled, trained[prompt.length - 1 :], self.tolerance, f"sampled logprobs at temperature {temperature}")
+                assert_close(
+                    sampled,
+                    trained[prompt.length - 1 :],
+                    self.tolerance,
+                    f"sampled logprobs at temperature {temperature}",
+                )
                 if temperature == 1.0:
-                    scored = known(sampler.compute_logprobs(ModelInput.from_ints([*prompt.tokens, *sequence.tokens])).result(60))
+                    scored = known(
+                        sampler.compute_logprobs(ModelInput.from_ints([*prompt.tokens, *sequence.tokens])).result(60)
+                    )
                     assert_close(scored, trained, self.tolerance, "compute_logprobs")
 
     def test_compute_logprobs_shape(self, service: ServiceClient, prompt: ModelInput) -> None:
@@ -67,14 +82,22 @@ class SamplingContract(ContractHarness):
         if not service.capabilities.topk_prompt_logprobs:
             pytest.skip("no top-k prompt logprobs")
         sampler = service.create_sampling_client(base_model=self.base_model)
-        response = sampler.sample(prompt, 1, SamplingParams(max_tokens=1), include_prompt_logprobs=True, topk_prompt_logprobs=5).result(60)
+        response = sampler.sample(
+            prompt, 1, SamplingParams(max_tokens=1), include_prompt_logprobs=True, topk_prompt_logprobs=5
+        ).result(60)
         assert response.prompt_logprobs is not None and response.topk_prompt_logprobs is not None
         assert len(response.topk_prompt_logprobs) == prompt.length and response.topk_prompt_logprobs[0] is None
-        for token, own, top in zip(prompt.tokens[1:], response.prompt_logprobs[1:], response.topk_prompt_logprobs[1:], strict=True):
+        for token, own, top in zip(
+            prompt.tokens[1:], response.prompt_logprobs[1:], response.topk_prompt_logprobs[1:], strict=True
+        ):
             assert top is not None and own is not None and len({candidate for candidate, _ in top}) == 5
             values = [logprob for _, logprob in top]
             assert values == sorted(values, reverse=True)
-            assert own == pytest.approx(dict(top)[token], abs=self.tolerance) if token in dict(top) else own <= values[-1] + self.tolerance
+            assert (
+                own == pytest.approx(dict(top)[token], abs=self.tolerance)
+                if token in dict(top)
+                else own <= values[-1] + self.tolerance
+            )
 
     def test_eos_ends_a_sequence_and_is_part_of_it(self, memoriser: Memoriser) -> None:
         sequence = memoriser.recite()
@@ -89,7 +112,9 @@ class SamplingContract(ContractHarness):
         stop = MEMORISED[6:8]
         sequence = memoriser.recite(stop=(stop, "never"))
         assert sequence.tokens == memoriser.tokens[1 : 1 + len(sequence.tokens)] and sequence.stop_reason == "stop"
-        assert stop in str(tokenizer.decode(sequence.tokens)) and stop not in str(tokenizer.decode(sequence.tokens[:-1]))
+        assert stop in str(tokenizer.decode(sequence.tokens)) and stop not in str(
+            tokenizer.decode(sequence.tokens[:-1])
+        )
 
     def test_stop_token_ends_a_sequence(self, service: ServiceClient, memoriser: Memoriser) -> None:
         if not service.capabilities.token_stops:
@@ -97,10 +122,14 @@ class SamplingContract(ContractHarness):
         sequence = memoriser.recite(stop=(memoriser.tokens[2], "never"))
         assert sequence.tokens == memoriser.tokens[1:3] and sequence.stop_reason == "stop"
 
-    def test_num_samples_and_their_ends(self, service: ServiceClient, prompt: ModelInput, tokenizer: PreTrainedTokenizerBase) -> None:
+    def test_num_samples_and_their_ends(
+        self, service: ServiceClient, prompt: ModelInput, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
         sampler = service.create_sampling_client(base_model=self.base_model)
         max_tokens = 12
-        sequences = sampler.sample(prompt, 6, SamplingParams(max_tokens=max_tokens, stop=("4",), seed=1)).result(60).sequences
+        sequences = (
+            sampler.sample(prompt, 6, SamplingParams(max_tokens=max_tokens, stop=("4",), seed=1)).result(60).sequences
+        )
         assert len(sequences) == 6
         assert len({tuple(sequence.tokens) for sequence in sequences}) > 1, "samples of one request differ"
         for sequence in sequences:
@@ -121,7 +150,9 @@ class SamplingContract(ContractHarness):
         for changes in ({"top_k": 1}, {"top_p": 1e-6}):
             for sequence in sampler.sample(prompt, 2, dataclasses.replace(params, **changes)).result(60).sequences:
                 assert sequence.tokens == greedy.tokens, f"{changes} leaves only the likeliest token"
-                assert_close(np.array(sequence.logprobs), np.array(greedy.logprobs), self.tolerance, "logprobs before truncation")
+                assert_close(
+                    np.array(sequence.logprobs), np.array(greedy.logprobs), self.tolerance, "logprobs before truncation"
+                )
         whole = ModelInput.from_ints([*prompt.tokens, *greedy.tokens])
         scored = known(sampler.compute_logprobs(whole).result(60))[prompt.length - 1 :]
         assert_close(np.array(greedy.logprobs), scored, self.tolerance, "greedy logprobs are those at temperature 1")
@@ -135,7 +166,9 @@ class SamplingContract(ContractHarness):
         mates = [sampler.sample(datum.model_input, 2, dataclasses.replace(params, seed=12)) for datum in data]
         again = sampler.sample(prompt, 6, params)
         other = sampler.sample(prompt, 4, dataclasses.replace(params, seed=12)).result(60).sequences
-        assert [sequence.tokens for sequence in again.result(60).sequences[:4]] == [sequence.tokens for sequence in first]
+        assert [sequence.tokens for sequence in again.result(60).sequences[:4]] == [
+            sequence.tokens for sequence in first
+        ]
         assert [sequence.tokens for sequence in other] != [sequence.tokens for sequence in first]
         unseeded = [sampler.sample(prompt, 4, SamplingParams(max_tokens=12)).result(60).sequences for _ in range(2)]
         assert [s.tokens for s in unseeded[0]] != [s.tokens for s in unseeded[1]], "without a seed, requests differ"

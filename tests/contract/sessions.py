@@ -10,18 +10,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from cookbook.backends.base import ServiceClient, TrainingClient
-from cookbook.backends.types import Datum, ModelInput, SamplingParams
-from cookbook.errors import BackendError, CookbookError
+from cookbook.core.clients import ServiceClient, TrainingClient
+from cookbook.core.errors import BackendError, CookbookError
+from cookbook.core.types import Datum, ModelInput, SamplingParams
 
 if TYPE_CHECKING:
     import torch
 
-from tests.contract.harness import ContractHarness, NewClient, assert_close, assert_differ, known, logprobs_of, with_inputs
+from tests.contract.harness import (
+    ContractHarness,
+    NewClient,
+    assert_close,
+    assert_differ,
+    known,
+    logprobs_of,
+    with_inputs,
+)
 
 
 class SessionContract(ContractHarness):
-    def test_load_with_and_without_optimizer(self, service: ServiceClient, client: TrainingClient, data: list[Datum]) -> None:
+    def test_load_with_and_without_optimizer(
+        self, service: ServiceClient, client: TrainingClient, data: list[Datum]
+    ) -> None:
         for batch in (data[:1], data[1:2]):
             self.train(client, batch)
         path = client.save_state("two-steps").result(60).path
@@ -42,9 +52,16 @@ class SessionContract(ContractHarness):
 
         for with_optimizer, expected in ((True, continued), (False, reset)):
             with service.create_training_client_from_state(path, with_optimizer=with_optimizer) as restored:
-                np.testing.assert_array_equal(self.logprobs(restored, data), saved, "weights of a client made from a state")
+                np.testing.assert_array_equal(
+                    self.logprobs(restored, data), saved, "weights of a client made from a state"
+                )
                 self.train(restored, data[2:])
-                assert_close(self.logprobs(restored, data), expected, self.tolerance / 10, f"next step, with_optimizer={with_optimizer}")
+                assert_close(
+                    self.logprobs(restored, data),
+                    expected,
+                    self.tolerance / 10,
+                    f"next step, with_optimizer={with_optimizer}",
+                )
 
     def test_saves_are_snapshots_and_replace_their_namesake(
         self, service: ServiceClient, client: TrainingClient, data: list[Datum]
@@ -56,20 +73,39 @@ class SessionContract(ContractHarness):
         trained = self.logprobs(client, data)
         base_prompt = ModelInput.from_ints([*data[0].model_input.tokens])
         sampler = service.create_sampling_client(model_path=sampler_save.result(60).path)
-        assert_close(known(sampler.compute_logprobs(base_prompt).result(60)), trained[: base_prompt.length - 1], self.tolerance, "sampler")
+        assert_close(
+            known(sampler.compute_logprobs(base_prompt).result(60)),
+            trained[: base_prompt.length - 1],
+            self.tolerance,
+            "sampler",
+        )
         client.load_state_with_optimizer(first_save.result(60).path)
-        assert_differ(self.logprobs(client, data), trained, self.tolerance, "a sampler save does not replace a state of that name")
+        assert_differ(
+            self.logprobs(client, data), trained, self.tolerance, "a sampler save does not replace a state of that name"
+        )
         self.train(client, data)
         second_path = client.save_state("same-name").result(60).path
         with service.create_training_client_from_state(second_path) as restored:
-            assert_close(self.logprobs(restored, data), self.logprobs(client, data), self.tolerance / 10, "the later save of a name counts")
+            assert_close(
+                self.logprobs(restored, data),
+                self.logprobs(client, data),
+                self.tolerance / 10,
+                "the later save of a name counts",
+            )
 
-    def test_states_outlive_their_service(self, service: ServiceClient, client: TrainingClient, state_dir: Path, data: list[Datum]) -> None:
+    def test_states_outlive_their_service(
+        self, service: ServiceClient, client: TrainingClient, state_dir: Path, data: list[Datum]
+    ) -> None:
         self.train(client, data)
         path = client.save_state("outlives").result(60).path
         successor = self.make_service(state_dir)
         with successor.create_training_client_from_state(path, with_optimizer=True) as restored:
-            assert_close(self.logprobs(restored, data), self.logprobs(client, data), self.tolerance / 10, "restored by another service")
+            assert_close(
+                self.logprobs(restored, data),
+                self.logprobs(client, data),
+                self.tolerance / 10,
+                "restored by another service",
+            )
         successor.stop()
 
     def test_errors_come_through_futures_and_leave_the_session_usable(
@@ -93,9 +129,16 @@ class SessionContract(ContractHarness):
                 future.result(60)
             assert "\n" not in str(raised.value), "an error is one line"
         self.train(undisturbed, data)
-        assert_close(self.logprobs(client, data), self.logprobs(undisturbed, data), self.tolerance, "failed operations leave no trace")
+        assert_close(
+            self.logprobs(client, data),
+            self.logprobs(undisturbed, data),
+            self.tolerance,
+            "failed operations leave no trace",
+        )
 
-    def test_custom_loss_error_comes_through_the_future(self, service: ServiceClient, client: TrainingClient, data: list[Datum]) -> None:
+    def test_custom_loss_error_comes_through_the_future(
+        self, service: ServiceClient, client: TrainingClient, data: list[Datum]
+    ) -> None:
         def failing(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
             raise ZeroDivisionError("in the loss")
 

@@ -8,10 +8,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from pyarrow import parquet
 
-from cookbook.data.chat import ChatDataset
-from cookbook.data.small_talk import SKILLS, SYSTEM_PROMPTS, SmallTalk
-from cookbook.errors import DataError
-from cookbook.rendering import Renderer
+from cookbook.core.errors import DataError
+from cookbook.data.chat.dataset import ChatDataset
+from cookbook.data.generated.small_talk import SKILLS, SYSTEM_PROMPTS, SmallTalk
+from cookbook.data.rendering import Renderer
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"
 TINY = Path(__file__).parents[2] / "cookbook" / "assets" / "tiny"
@@ -71,7 +71,11 @@ def test_tool_calls_and_results_are_kept(tmp_path: Path, tools):
 
 
 BAD_ROWS = [
-    ({"text": "Hello", "id": 3}, "missing columns", "the row needs messages, or conversations, or prompt and completion; it has text, id"),
+    (
+        {"text": "Hello", "id": 3},
+        "missing columns",
+        "the row needs messages, or conversations, or prompt and completion; it has text, id",
+    ),
     ({"messages": []}, "no messages", "column 'messages' is []"),
     ({"messages": None}, "no messages", "column 'messages' is None"),
     ({"messages": ["Hello"]}, "malformed message", "message 1 is 'Hello'"),
@@ -82,8 +86,16 @@ BAD_ROWS = [
     ({"messages": [USER, ASSISTANT, USER]}, "no assistant turn at the end", "the last message has the role user"),
     ({"messages": [USER, {"role": "assistant", "content": " \n"}]}, "empty assistant turn", "message 2 says nothing"),
     ({"messages": [USER, {"role": "judge", "content": "Guilty"}]}, "unknown role", "message 2 has the role 'judge'"),
-    ({"messages": [USER, {"role": "assistant", "content": [{"type": "text"}]}]}, "content is not text", "message 2 (assistant)"),
-    ({"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}]}, "malformed tool call", "message 2"),
+    (
+        {"messages": [USER, {"role": "assistant", "content": [{"type": "text"}]}]},
+        "content is not text",
+        "message 2 (assistant)",
+    ),
+    (
+        {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}]},
+        "malformed tool call",
+        "message 2",
+    ),
     ({"messages": [USER, ASSISTANT], "tools": "[oops"}, "malformed tools", "column 'tools' is not valid JSON"),
 ]
 
@@ -106,7 +118,9 @@ def test_skipped_rows_are_counted_with_their_places(tmp_path: Path):
     assert dataset.bad_rows.total == len(BAD_ROWS) + 3
     assert dataset.bad_rows.counts == Counter(problem for _, problem, _ in BAD_ROWS) + Counter({"no assistant turn": 3})
     report = str(dataset.bad_rows)
-    assert report.startswith("17 rows skipped: 4 no assistant turn (train.jsonl:9, train.jsonl:17, train.jsonl:18, ...), ")
+    assert report.startswith(
+        "17 rows skipped: 4 no assistant turn (train.jsonl:9, train.jsonl:17, train.jsonl:18, ...), "
+    )
     assert "1 empty assistant turn (train.jsonl:11)" in report
 
 
@@ -115,7 +129,9 @@ def test_what_no_policy_forgives(tmp_path: Path):
     with pytest.raises(DataError, match=r"chats\.jsonl:2: not valid JSON"):
         ChatDataset(path=str(broken))
     only_bad = write_jsonl(tmp_path / "bad.jsonl", [{"messages": [USER]}])
-    with pytest.raises(DataError, match=r"holds no conversation \(1 row skipped: 1 no assistant turn \(bad\.jsonl:1\)\)"):
+    with pytest.raises(
+        DataError, match=r"holds no conversation \(1 row skipped: 1 no assistant turn \(bad\.jsonl:1\)\)"
+    ):
         ChatDataset(path=str(only_bad))
     with pytest.raises(DataError, match=r"neither dataset\.path nor dataset\.hub_id is set"):
         ChatDataset()
@@ -128,11 +144,15 @@ def test_what_no_policy_forgives(tmp_path: Path):
 
 
 def test_one_file_is_split_by_content(tmp_path: Path):
-    rows = [{"messages": [{"role": "user", "content": f"What is {i // 2}?"}, ASSISTANT]} for i in range(100)]  # each chat twice
+    rows = [
+        {"messages": [{"role": "user", "content": f"What is {i // 2}?"}, ASSISTANT]} for i in range(100)
+    ]  # each chat twice
 
     def split(rows):
         dataset = ChatDataset(path=str(write_jsonl(tmp_path / "chats.jsonl", rows)), test_fraction=0.1)
-        return [{chat.messages[0]["content"] for chat in part} for part in (dataset.train, dataset.test)], len(dataset.test)
+        return [{chat.messages[0]["content"] for chat in part} for part in (dataset.train, dataset.test)], len(
+            dataset.test
+        )
 
     (train, test), held_out = split(rows)
     assert held_out == 10
@@ -172,7 +192,10 @@ def test_gsm8k_as_chats():
 
 def test_presets(tmp_path: Path):
     for split in ("train", "test"):
-        write_jsonl(tmp_path / f"{split}.jsonl", [{"prompt": "x", "prompt_id": "1", "messages": [USER, ASSISTANT], "category": "Chat"}])
+        write_jsonl(
+            tmp_path / f"{split}.jsonl",
+            [{"prompt": "x", "prompt_id": "1", "messages": [USER, ASSISTANT], "category": "Chat"}],
+        )
     for preset in ("chat", "no_robots"):
         config = OmegaConf.load(CONF / f"{preset}.yaml")
         config.path = str(tmp_path)
@@ -213,7 +236,10 @@ def test_small_talk_renders_with_the_bundled_model():
         tokens, learnt = renderer.supervised(chat.messages, "all_assistant", chat.tools)
         assert len(tokens) <= 160
         assert sum(learnt) >= 5
-        roles.update({message["role"] for message in chat.messages} | {"call" for message in chat.messages if "tool_calls" in message})
+        roles.update(
+            {message["role"] for message in chat.messages}
+            | {"call" for message in chat.messages if "tool_calls" in message}
+        )
     assert min(roles[role] for role in ("system", "tool", "call")) > 10
     assert roles["assistant"] == 200
     without = SmallTalk(train_size=200, tool_calls=False).train

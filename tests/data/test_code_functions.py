@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from cookbook.data.base import draw
+from cookbook.core.errors import DataError
+from cookbook.core.examples import Example
 from cookbook.data.code.humaneval import HumanEval
 from cookbook.data.code.mbpp import MBPP
-from cookbook.data.code_problem import AssertTests, CodeProblem
-from cookbook.errors import DataError
-from cookbook.types import Example
+from cookbook.data.order import draw
+from cookbook.sandbox.problem import AssertTests, CodeProblem
 from tests.code_files import humaneval_row, mbpp_row, write_jsonl
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -45,7 +45,11 @@ def test_mbpp_takes_its_official_splits_from_the_task_ids(tmp_path: Path):
     file = write_jsonl(tmp_path / "mbpp.jsonl", [mbpp_row(task) for task in (1, 10, 11, 510, 511, 600, 601, 974)])
     dataset = MBPP(path=str(file))
     splits = (dataset.train, dataset.test, dataset.validation)
-    assert [[example.extra["task_id"] for example in split] for split in splits] == [[601, 974], [11, 510], [1, 10, 511, 600]]
+    assert [[example.extra["task_id"] for example in split] for split in splits] == [
+        [601, 974],
+        [11, 510],
+        [1, 10, 511, 600],
+    ]
     example = dataset.train[0]
     assert example.id == "mbpp/train/6"
     tests = ("assert double(1) == 2", "assert double(0) == 0", "assert double(-4) == -8")
@@ -62,9 +66,13 @@ def test_mbpp_takes_its_official_splits_from_the_task_ids(tmp_path: Path):
 
 def test_mbpp_setup_has_the_imports_that_only_the_gold_program_makes(tmp_path: Path):
     size = mbpp_row(
-        601, code="import sys\r\ndef size(x):\r\n    return sys.getsizeof(x)", test_list=["assert size(()) == sys.getsizeof(())"]
+        601,
+        code="import sys\r\ndef size(x):\r\n    return sys.getsizeof(x)",
+        test_list=["assert size(()) == sys.getsizeof(())"],
     )
-    sanitized = mbpp_row(602, text=None, prompt="Double it.", test_imports=["import math"], test_list=["assert double(math.pi) > 6"])
+    sanitized = mbpp_row(
+        602, text=None, prompt="Double it.", test_imports=["import math"], test_list=["assert double(math.pi) > 6"]
+    )
     file = write_jsonl(tmp_path / "mbpp.jsonl", [size, sanitized, mbpp_row(11)])
     first, second = MBPP(path=str(file)).train
     assert problem_of(first).tests == AssertTests(("assert size(()) == sys.getsizeof(())",), ("size",), "import sys")
@@ -75,7 +83,10 @@ def test_mbpp_setup_has_the_imports_that_only_the_gold_program_makes(tmp_path: P
 @pytest.mark.parametrize(
     ("problem", "columns"),
     [
-        ("tests need the program's own classes", {"code": "class Pair: pass\ndef f(p): return 1", "test_list": ["assert f(Pair()) == 1"]}),
+        (
+            "tests need the program's own classes",
+            {"code": "class Pair: pass\ndef f(p): return 1", "test_list": ["assert f(Pair()) == 1"]},
+        ),
         ("tests call no function of the program", {"test_list": ["assert 1 == 1"]}),
         ("not Python", {"code": "def double(n)\n    return n"}),
         ("not Python", {"test_list": ["assert double(1) = 2"]}),
@@ -143,7 +154,9 @@ def test_a_damaged_gzip_file_is_one_clear_line(tmp_path: Path):
         HumanEval(path=str(file))
 
 
-@pytest.mark.skipif(not (SHARED / "mbpp" / "mbpp.jsonl").is_file(), reason="the real MBPP is not in ../shared/data/mbpp")
+@pytest.mark.skipif(
+    not (SHARED / "mbpp" / "mbpp.jsonl").is_file(), reason="the real MBPP is not in ../shared/data/mbpp"
+)
 def test_the_real_mbpp():
     dataset = MBPP(path=str(SHARED / "mbpp"))
     assert [len(split) for split in (dataset.train, dataset.test, dataset.validation)] == [374 - 2, 500 - 1, 100]
@@ -156,7 +169,8 @@ def test_the_real_mbpp():
 
 
 @pytest.mark.skipif(
-    not (SHARED / "humaneval" / "HumanEval.jsonl.gz").is_file(), reason="the real HumanEval is not in ../shared/data/humaneval"
+    not (SHARED / "humaneval" / "HumanEval.jsonl.gz").is_file(),
+    reason="the real HumanEval is not in ../shared/data/humaneval",
 )
 def test_the_real_humaneval():
     dataset = HumanEval(path=str(SHARED / "humaneval"), on_bad_row="fail")

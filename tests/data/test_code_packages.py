@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from cookbook.core.errors import DataError
+from cookbook.core.examples import Example
 from cookbook.data.code import problem_packages
 from cookbook.data.code.package_checkers import output_validation
 from cookbook.data.code.problem_packages import ProblemPackages
-from cookbook.data.code_problem import CodeProblem, StdinTests
-from cookbook.errors import DataError
-from cookbook.types import Example
+from cookbook.sandbox.problem import CodeProblem, StdinTests
 from tests.code_files import DOUBLE, write_package
 
 CASES = (("1\n", "2\n"), ("2\n", "4\n"), ("1000\n", "2000\n"))
@@ -38,7 +38,12 @@ def problem_of(example: Example) -> CodeProblem:
 def verdict(checker: str | None, tmp_path: Path, output: str, expected: str = "2\n", given: str = "1\n") -> int:
     """Exit status of a checker: 0 accepts, 1 refuses."""
     assert checker is not None
-    for name, content in (("checker.py", checker), ("input.txt", given), ("expected.txt", expected), ("output.txt", output)):
+    for name, content in (
+        ("checker.py", checker),
+        ("input.txt", given),
+        ("expected.txt", expected),
+        ("output.txt", output),
+    ):
         (tmp_path / name).write_text(content)
     return subprocess.run([sys.executable, "checker.py"], cwd=tmp_path, capture_output=True, timeout=30).returncode
 
@@ -58,8 +63,12 @@ def test_a_package_is_a_problem(tmp_path: Path):
         "package": "twice",
         "source": "Our Contest",
     }
-    swedish = ProblemPackages(path=str(tmp_path / "twice"), statement_language="sv", language="cpp", max_tests=2).train[0]
-    assert swedish.messages[0]["content"].startswith("\\problemname{Dubbelt}") and "C++" in swedish.messages[0]["content"]
+    swedish = ProblemPackages(path=str(tmp_path / "twice"), statement_language="sv", language="cpp", max_tests=2).train[
+        0
+    ]
+    assert (
+        swedish.messages[0]["content"].startswith("\\problemname{Dubbelt}") and "C++" in swedish.messages[0]["content"]
+    )
     assert problem_of(swedish) == CodeProblem(StdinTests((CASES[0], CASES[2])), "cpp", memory_limit_mb=512)
     assert swedish.extra["solution_language"] == "cpp"
 
@@ -93,7 +102,13 @@ def test_custom_validators_become_checkers(tmp_path: Path):
     write_package(tmp_path / "twice", settings)
     tests = problem_of(ProblemPackages(path=str(tmp_path / "twice")).train[0]).tests
     assert isinstance(tests, StdinTests)
-    assert [verdict(tests.checker, tmp_path, output) for output in ("2\n", "-2", "3\n", "no number\n", "")] == [0, 0, 1, 1, 1]
+    assert [verdict(tests.checker, tmp_path, output) for output in ("2\n", "-2", "3\n", "no number\n", "")] == [
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]
     _, broken = output_validation("print('accepted')\n", [], CASES)
     assert verdict(broken, tmp_path, "2\n") == 2
 
@@ -105,7 +120,11 @@ def test_default_validation_is_the_plain_comparison_where_that_is_the_same():
     assert output_validation(None, [], NUMBERS) == (None, None)
     assert output_validation(None, ["case_sensitive"], WORDS) == (None, None)
     assert output_validation(None, ["case_sensitive", "float_tolerance", "1e-6"], WORDS) == (1e-6, None)
-    for flags, cases in (([], WORDS), (["space_change_sensitive"], NUMBERS), (["float_relative_tolerance", "1e-6"], NUMBERS)):
+    for flags, cases in (
+        ([], WORDS),
+        (["space_change_sensitive"], NUMBERS),
+        (["float_relative_tolerance", "1e-6"], NUMBERS),
+    ):
         tolerance, checker = output_validation(None, flags, cases)
         assert tolerance is None and checker is not None
 
@@ -120,7 +139,9 @@ def test_default_validation_is_the_plain_comparison_where_that_is_the_same():
         ("float_tolerance 1e-6", "Ja 0.0314\n", ["ja 3.14000000e-2"], ["nej 0.0314"]),
     ],
 )
-def test_the_default_validator_with_flags(flags: str, expected: str, accepted: list[str], refused: list[str], tmp_path: Path):
+def test_the_default_validator_with_flags(
+    flags: str, expected: str, accepted: list[str], refused: list[str], tmp_path: Path
+):
     _, checker = output_validation(None, flags.split(), (("", expected),))
     assert [verdict(checker, tmp_path, output, expected) for output in accepted] == [0] * len(accepted)
     assert [verdict(checker, tmp_path, output, expected) for output in refused] == [1] * len(refused)
@@ -142,7 +163,10 @@ BAD_PACKAGES = [
         },
     ),
     ("missing file", {"problem.yaml": "validation: custom\n"}),
-    ("output validator is not one Python file", {"problem.yaml": "validation: custom\n", "output_validators/v.cpp": "int main() {}\n"}),
+    (
+        "output validator is not one Python file",
+        {"problem.yaml": "validation: custom\n", "output_validators/v.cpp": "int main() {}\n"},
+    ),
     ("not Python", {"problem.yaml": "validation: custom\n", "output_validators/v.py": "print 'python 2'\n"}),
     ("malformed validator flags", {"problem.yaml": "validator_flags: float_tolerance much\n"}),
     ("malformed validator flags", {"problem.yaml": "validator_flags: lenient\n"}),
@@ -151,11 +175,22 @@ BAD_PACKAGES = [
     ("absurd limit", {"problem.yaml": "limits: {memory: -1}\n"}),
     ("missing file", {"data/secret/01-small.ans": ""}),
     ("missing file", {"data/secret/01-small.in": ""}),
-    ("no tests", {name: "" for stem in ("01-small", "group/02-large") for name in (f"data/secret/{stem}.in", f"data/secret/{stem}.ans")}),
+    (
+        "no tests",
+        {
+            name: ""
+            for stem in ("01-small", "group/02-large")
+            for name in (f"data/secret/{stem}.in", f"data/secret/{stem}.ans")
+        },
+    ),
     ("tests with arguments or files", {"data/secret/01-small.args": "-v\n"}),
     (
         "no statement",
-        {"problem_statement/problem.en.tex": "", "problem_statement/problem.sv.tex": "", "problem_statement/problem.en.pdf": "%PDF"},
+        {
+            "problem_statement/problem.en.tex": "",
+            "problem_statement/problem.sv.tex": "",
+            "problem_statement/problem.en.pdf": "%PDF",
+        },
     ),
     ("tests too large", {"data/secret/01-small.in": "1" * 3000}),
 ]
@@ -195,7 +230,8 @@ def test_links_out_of_a_package_and_bytes_that_are_no_text_are_refused(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("path", "message"), [(None, "dataset.path is not set"), ("nowhere", "is no folder"), ("empty", "0 usable problems")]
+    ("path", "message"),
+    [(None, "dataset.path is not set"), ("nowhere", "is no folder"), ("empty", "0 usable problems")],
 )
 def test_no_package(path: str | None, message: str, tmp_path: Path):
     (tmp_path / "empty").mkdir()

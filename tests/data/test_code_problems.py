@@ -12,14 +12,14 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from cookbook.core.errors import DataError
+from cookbook.core.examples import Example
 from cookbook.data.code import livecodebench, rows
 from cookbook.data.code.code_contests import CodeContests
 from cookbook.data.code.json_problems import TACO, DeepCoder, PrimeIntellectCode
 from cookbook.data.code.livecodebench import LiveCodeBench
 from cookbook.data.code.rows import choose_tests, quantity
-from cookbook.data.code_problem import CallTests, CodeProblem, StdinTests
-from cookbook.errors import DataError
-from cookbook.types import Example
+from cookbook.sandbox.problem import CallTests, CodeProblem, StdinTests
 from tests.code_files import (
     DOUBLE,
     STARTER,
@@ -97,9 +97,14 @@ def test_deepcoder_takes_all_three_layouts_from_its_configurations(tmp_path: Pat
     functional = [{"input": "[1, 2]\n3", "output": "6", "testtype": "functional", "metadata": {"func_name": "total"}}]
     call = [{"type": "function_call", "fn_name": "join", "input": ["a", "b"], "output": ["ab"]}]
     stdin = [{"input": "1\n", "output": "2\n", "testtype": "stdin"}]
-    write_jsonl(tmp_path / "primeintellect" / "train.jsonl", [deepcoder_row(0), deepcoder_row(1, tests=json.dumps(call))])
+    write_jsonl(
+        tmp_path / "primeintellect" / "train.jsonl", [deepcoder_row(0), deepcoder_row(1, tests=json.dumps(call))]
+    )
     write_jsonl(tmp_path / "taco" / "train.jsonl", [deepcoder_row(2, tests={"inputs": ["1\n"], "outputs": ["2\n"]})])
-    rows = [deepcoder_row(3, tests=json.dumps(functional)), deepcoder_row(4, tests=stdin, metadata=json.dumps({"func_name": ""}))]
+    rows = [
+        deepcoder_row(3, tests=json.dumps(functional)),
+        deepcoder_row(4, tests=stdin, metadata=json.dumps({"func_name": ""})),
+    ]
     write_jsonl(tmp_path / "lcbv5" / "train.jsonl", rows)
     write_jsonl(tmp_path / "lcbv5" / "test.jsonl", rows[:1])
     write_jsonl(tmp_path / "codeforces" / "test.jsonl", [deepcoder_row(5)])
@@ -120,7 +125,12 @@ def test_deepcoder_takes_all_three_layouts_from_its_configurations(tmp_path: Pat
 
 
 def test_primeintellect_keeps_a_language_and_holds_problems_out(tmp_path: Path):
-    literal = str({"language": "python", "test_cases": [{"type": "stdin_stdout", "input": "1\n", "output": "2\n", "fn_name": None}]})
+    literal = str(
+        {
+            "language": "python",
+            "test_cases": [{"type": "stdin_stdout", "input": "1\n", "output": "2\n", "fn_name": None}],
+        }
+    )
     good = [primeintellect_row(number) for number in range(10)] + [primeintellect_row(10, verification_info=literal)]
     write_jsonl(tmp_path / "train.jsonl", [*good, primeintellect_row(11, "cpp")])
     dataset = PrimeIntellectCode(path=str(tmp_path), test_fraction=0.2)
@@ -132,7 +142,9 @@ def test_primeintellect_keeps_a_language_and_holds_problems_out(tmp_path: Path):
 
     write_jsonl(tmp_path / "train.jsonl", [primeintellect_row(11, "cpp"), *reversed(good)])
     again = PrimeIntellectCode(path=str(tmp_path), test_fraction=0.2)
-    assert {example.messages[0]["content"] for example in dataset.test} == {example.messages[0]["content"] for example in again.test}
+    assert {example.messages[0]["content"] for example in dataset.test} == {
+        example.messages[0]["content"] for example in again.test
+    }
     both = PrimeIntellectCode(path=str(tmp_path), languages=["python", "cpp"])
     (cpp,) = [example for example in (*both.train, *both.test) if problem_of(example).language == "cpp"]
     assert "C++" in cpp.messages[0]["content"] and cpp.extra["solution_language"] == "cpp"
@@ -140,12 +152,18 @@ def test_primeintellect_keeps_a_language_and_holds_problems_out(tmp_path: Path):
 
 
 def test_livecodebench_reads_private_tests_and_splits_by_date(tmp_path: Path):
-    first = [livecodebench_row(0, "2023-04-30"), livecodebench_row(1, "2024-07-31"), livecodebench_row(2, "2024-08-01", functional=True)]
+    first = [
+        livecodebench_row(0, "2023-04-30"),
+        livecodebench_row(1, "2024-07-31"),
+        livecodebench_row(2, "2024-08-01", functional=True),
+    ]
     write_jsonl(tmp_path / "test.jsonl", first)
     plain = json.dumps([{"input": "5", "output": "10", "testtype": "stdin"}])
     write_jsonl(tmp_path / "test2.jsonl", [livecodebench_row(3, "2025-02-01", private_test_cases=plain)])
     dataset = LiveCodeBench(path=str(tmp_path), train_start="2023-05-01")
-    assert [example.id for example in (*dataset.train, *dataset.test)] == [f"livecodebench/{at}" for at in ("train/1", "test/2", "test/3")]
+    assert [example.id for example in (*dataset.train, *dataset.test)] == [
+        f"livecodebench/{at}" for at in ("train/1", "test/2", "test/3")
+    ]
     stdin, call = problem_of(dataset.train[0]).tests, problem_of(dataset.test[0]).tests
     assert stdin == StdinTests(tuple((str(n), str(2 * n)) for n in range(1, 9)))
     assert call == CallTests("double", tuple(((n,), 2 * n) for n in range(1, 9)))
@@ -197,7 +215,12 @@ def test_code_contests_prefers_a_gold_program_in_the_language(tmp_path: Path):
     cases = tuple((f"{n}\n", f"{2 * n}\n") for n in (1, 2, 3, *range(10, 20)))
     assert problem_of(first) == CodeProblem(StdinTests(cases), time_limit_s=1.5, memory_limit_mb=256)
     assert problem_of(second) == CodeProblem(StdinTests(cases))
-    assert (first.extra["solution"], first.extra["rating"], first.extra["difficulty"], "rating" in second.extra) == (DOUBLE, 800, 7, False)
+    assert (first.extra["solution"], first.extra["rating"], first.extra["difficulty"], "rating" in second.extra) == (
+        DOUBLE,
+        800,
+        7,
+        False,
+    )
     cpp = CodeContests(path=str(tmp_path), test_split="valid", language="cpp", generated_tests=False).train[0]
     assert (cpp.extra["solution"], cpp.extra["solution_language"]) == ("int main() {}", "cpp")
     assert problem_of(cpp).language == "cpp" and problem_of(cpp).num_tests == 3
@@ -215,7 +238,14 @@ def test_capped_tests_are_the_first_public_ones_and_some_at_even_distances():
 
 @pytest.mark.parametrize(
     ("given", "value"),
-    [("2.0 seconds", 2.0), ("1500 ms", 1.5), (3, 3.0), ("0.5 gigabytes", 500.0), ("None", None), ("256 megabytes", 256.0)],
+    [
+        ("2.0 seconds", 2.0),
+        ("1500 ms", 1.5),
+        (3, 3.0),
+        ("0.5 gigabytes", 500.0),
+        ("None", None),
+        ("256 megabytes", 256.0),
+    ],
 )
 def test_limits_with_units(given: Any, value: float | None):
     assert quantity(given, "time") == value
@@ -236,7 +266,13 @@ BAD_TACO = [
     ("no function name", taco_row(0, input_output=[{"input": "1", "output": "1", "testtype": "functional"}])),
     (
         "tests of two kinds",
-        taco_row(0, input_output=[{"input": "1", "output": "1"}, {"input": "1", "output": "1", "type": "function_call", "fn_name": "f"}]),
+        taco_row(
+            0,
+            input_output=[
+                {"input": "1", "output": "1"},
+                {"input": "1", "output": "1", "type": "function_call", "fn_name": "f"},
+            ],
+        ),
     ),
     ("malformed tests", taco_row(0, input_output="7")),
     ("no statement", taco_row(0, question=" ")),
@@ -254,7 +290,9 @@ BAD_TACO = [
 ]
 
 
-@pytest.mark.parametrize(("problem", "row"), BAD_TACO, ids=[f"{number}-{problem}" for number, (problem, _) in enumerate(BAD_TACO)])
+@pytest.mark.parametrize(
+    ("problem", "row"), BAD_TACO, ids=[f"{number}-{problem}" for number, (problem, _) in enumerate(BAD_TACO)]
+)
 def test_a_bad_row_is_counted_with_its_place_or_stops_the_reading(
     problem: str, row: dict[str, Any] | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

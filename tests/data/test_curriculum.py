@@ -5,15 +5,17 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from cookbook.data.base import draw
+from cookbook.core.errors import ConfigError, CookbookError, DataError
+from cookbook.core.examples import Example
 from cookbook.data.curriculum import Curriculum, CurriculumMaker, Difficulty, InOrder, RewardDriven, Shuffled
-from cookbook.data.word_problems import WordProblems
-from cookbook.errors import ConfigError, CookbookError, DataError
-from cookbook.types import Example
+from cookbook.data.generated.word_problems import WordProblems
+from cookbook.data.order import draw
 
 
 def examples(*steps: int | str | None) -> list[Example]:
-    return [Example(f"made/{index}", (), "", {} if value is None else {"steps": value}) for index, value in enumerate(steps)]
+    return [
+        Example(f"made/{index}", (), "", {} if value is None else {"steps": value}) for index, value in enumerate(steps)
+    ]
 
 
 TWELVE = examples(*[1 + index % 3 for index in range(12)])
@@ -33,7 +35,9 @@ def study(curriculum: Curriculum, counts: Sequence[int], reward: Callable[[int],
 def test_shuffled_draws_what_the_loops_have_always_drawn():
     curriculum = Shuffled()(TWELVE, 3)
     indices = [index for count in (5, 5, 5, 1, 4, 20) for index in curriculum.choose(count)]
-    assert [TWELVE[index] for index in indices] == [example for step in range(8) for example in draw(TWELVE, step, 5, 3)]
+    assert [TWELVE[index] for index in indices] == [
+        example for step in range(8) for example in draw(TWELVE, step, 5, 3)
+    ]
 
 
 def test_in_order_follows_the_dataset():
@@ -117,7 +121,13 @@ def test_the_postponed_come_back_before_the_solved():
     assert curriculum.metrics()["curriculum/restarts"] == 1
 
 
-MAKERS = [InOrder(), Shuffled(), Difficulty(open_after=7), Difficulty(open_at=0.3, window=3), RewardDriven(visits=1, postpone=9)]
+MAKERS = [
+    InOrder(),
+    Shuffled(),
+    Difficulty(open_after=7),
+    Difficulty(open_at=0.3, window=3),
+    RewardDriven(visits=1, postpone=9),
+]
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: type(make).__name__)
@@ -137,7 +147,9 @@ def test_a_restored_curriculum_goes_on_as_the_saved_one_would_have(make: Curricu
         assert (restored.state(), restored.metrics()) == (original.state(), original.metrics())
 
 
-@pytest.mark.parametrize("make", [maker for maker in MAKERS if not isinstance(maker, InOrder)], ids=lambda make: type(make).__name__)
+@pytest.mark.parametrize(
+    "make", [maker for maker in MAKERS if not isinstance(maker, InOrder)], ids=lambda make: type(make).__name__
+)
 def test_the_seed_decides(make: CurriculumMaker):
     assert make(TWELVE, 0).choose(4) != make(TWELVE, 1).choose(4)
 

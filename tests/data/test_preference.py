@@ -3,10 +3,16 @@ from pathlib import Path
 
 import pytest
 
-from cookbook.data.chat_rows import BadRow
-from cookbook.data.courtesy import COURTEOUS, CURT, Courtesy
-from cookbook.data.preference import LabelledCompletions, PreferencePairs, Unpaired, mismatched, parse_pair
-from cookbook.errors import DataError
+from cookbook.core.errors import DataError
+from cookbook.data.chat.rows import BadRow
+from cookbook.data.generated.courtesy import COURTEOUS, CURT, Courtesy
+from cookbook.data.preference.datasets import (
+    LabelledCompletions,
+    PreferencePairs,
+    Unpaired,
+    mismatched,
+    parse_pair,
+)
 
 Row = dict[str, object]
 
@@ -110,9 +116,18 @@ def test_layouts(row: Row, prompt, chosen, rejected):
         ({"prompt": " ", "chosen": "Hello.", "rejected": "No."}, "no prompt"),
         ({"prompt": "Hi?", "chosen": 3, "rejected": "No."}, "no messages"),
         ({"chosen": "Hello.", "rejected": "No."}, "not in HH form"),
-        ({"chosen": [user("Hi?"), user("Hi?"), assistant("A")], "rejected": [user("Hi?"), assistant("B")]}, "roles out of order"),
+        (
+            {"chosen": [user("Hi?"), user("Hi?"), assistant("A")], "rejected": [user("Hi?"), assistant("B")]},
+            "roles out of order",
+        ),
         ({"chosen": [user("Hi?"), assistant("A")], "rejected": [user("Ho?"), assistant("B")]}, "prompts differ"),
-        ({"chosen": [user("Hi?"), assistant("A")], "rejected": [user("Hi?"), assistant("A"), user("B"), assistant("C")]}, "no completion"),
+        (
+            {
+                "chosen": [user("Hi?"), assistant("A")],
+                "rejected": [user("Hi?"), assistant("A"), user("B"), assistant("C")],
+            },
+            "no completion",
+        ),
         ({"chosen": [{"role": ["user"]}], "rejected": ["text"]}, "unknown role"),
     ],
 )
@@ -126,7 +141,10 @@ def test_bad_rows_are_skipped_and_counted_or_stop_the_reading(tmp_path: Path):
     same = {**GOOD, "rejected": "Hello."}
     path = write(tmp_path, [GOOD, same, {"prompt": "Hi?"}, GOOD, same], [GOOD])
     pairs = PreferencePairs(path=path, name="mine")
-    assert [(pair.id, pair.source) for pair in pairs.train] == [("mine/train/0", "train.jsonl:1"), ("mine/train/3", "train.jsonl:4")]
+    assert [(pair.id, pair.source) for pair in pairs.train] == [
+        ("mine/train/0", "train.jsonl:1"),
+        ("mine/train/3", "train.jsonl:4"),
+    ]
     assert pairs.bad_rows.total == 3
     assert str(pairs.bad_rows) == (
         "3 rows skipped: 2 chosen equals rejected (train.jsonl:2, train.jsonl:5), 1 missing columns (train.jsonl:3)"
@@ -170,7 +188,12 @@ def test_labelled_completions(tmp_path: Path):
         ((user("Hi?"),), (assistant("Hello."),), True),
         ((SYSTEM, user("Hi?")), (assistant("No."),), False),
     ]
-    assert dict(data.bad_rows.counts) == {"empty assistant turn": 1, "malformed label": 1, "missing columns": 1, "roles out of order": 1}
+    assert dict(data.bad_rows.counts) == {
+        "empty assistant turn": 1,
+        "malformed label": 1,
+        "missing columns": 1,
+        "roles out of order": 1,
+    }
 
 
 def test_courtesy_pairs_differ_in_the_opening_alone_and_not_in_length():

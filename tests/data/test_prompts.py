@@ -7,9 +7,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from pyarrow import parquet
 
-from cookbook.data.base import PromptDataset, order_index
-from cookbook.data.prompts import GSM8K, GSM8K_INSTRUCTION, PromptAnswers
-from cookbook.errors import DataError
+from cookbook.core.errors import DataError
+from cookbook.data.kinds import PromptDataset
+from cookbook.data.order import order_index
+from cookbook.data.prompts.answers import GSM8K, GSM8K_INSTRUCTION, PromptAnswers
 from rewards.math import GSM8K as GSM8KReward
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"
@@ -99,7 +100,9 @@ def test_places_that_hold_no_dataset(folder: Path):
     with pytest.raises(DataError, match=r"train.jsonl is a file; give a folder"):
         GSM8K(path=str(folder / "train.jsonl"))
     (folder / "test.jsonl").unlink()
-    with pytest.raises(DataError, match=r"no test split: looked for test.jsonl and test\*.parquet there and in main/ and data/"):
+    with pytest.raises(
+        DataError, match=r"no test split: looked for test.jsonl and test\*.parquet there and in main/ and data/"
+    ):
         GSM8K(path=str(folder))
     (folder / "test.parquet").write_text("not parquet")
     with pytest.raises(DataError, match=r"test.parquet: not a readable Parquet file"):

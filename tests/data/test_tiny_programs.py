@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 import pytest
 
-from cookbook.data.generated import is_held_out
-from cookbook.data.tiny_operations import FORMATS, INPUTS, OPERATIONS
-from cookbook.data.tiny_programs import FRAMES, TESTS, TinyPrograms
-from cookbook.errors import DataError
-from cookbook.types import Example
+from cookbook.core.errors import DataError
+from cookbook.core.examples import Example
+from cookbook.data.generated.base import is_held_out
+from cookbook.data.generated.tiny_operations import FORMATS, INPUTS, OPERATIONS
+from cookbook.data.generated.tiny_programs import FRAMES, TESTS, TinyPrograms
 
 
 def cases(example: Example) -> Sequence[tuple[str, str]]:
@@ -69,7 +69,9 @@ def test_every_part_occurs_in_both_splits(train: list[Example], held_out: list[E
 def test_a_gold_program_in_a_process_of_its_own() -> None:
     example = TinyPrograms().test[0]
     for stdin, expected in cases(example):
-        run = subprocess.run([sys.executable, "-c", example.extra["solution"]], input=stdin, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, "-c", example.extra["solution"]], input=stdin, capture_output=True, text=True, check=True
+        )
         assert run.stdout == expected
 
 
@@ -77,7 +79,12 @@ def test_tests_tell_tasks_of_the_same_input_apart(examples: list[Example]) -> No
     by_input: dict[str, list[Example]] = {}
     for example in examples:
         by_input.setdefault(example.extra["template"].split(" | ")[0], []).append(example)
-    pairs = [pair for family in by_input.values() for pair in itertools.pairwise(family) if pair[0].extra["task"] != pair[1].extra["task"]]
+    pairs = [
+        pair
+        for family in by_input.values()
+        for pair in itertools.pairwise(family)
+        if pair[0].extra["task"] != pair[1].extra["task"]
+    ]
     fooled = sum(passed(other.extra["solution"], example) == TESTS for example, other in pairs)
     assert len(pairs) > 1200
     assert fooled <= 0.005 * len(pairs)  # a few tasks are equal: to sort what was reversed is to sort
@@ -127,8 +134,10 @@ def test_items_are_pure_functions_of_seed_split_and_index() -> None:
     assert again.train[-1] == forwards[-1] and len(again.train) == 10
     assert TinyPrograms(seed=5).train[0] != forwards[0]
     assert forwards[3].id == "tiny_programs/4/train/3"
-    code = "from cookbook.data.tiny_programs import TinyPrograms as T; print(T(seed=4).train[:10])"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "123"}).stdout
+    code = "from cookbook.data.generated.tiny_programs import TinyPrograms as T; print(T(seed=4).train[:10])"
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "123"}
+    ).stdout
     assert printed.strip() == str(forwards)
 
 

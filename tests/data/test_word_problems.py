@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from cookbook.data.generated import is_held_out
-from cookbook.data.word_problems import LARGEST, TEMPLATES, WordProblems
-from cookbook.errors import DataError
+from cookbook.core.errors import DataError
+from cookbook.data.generated.base import is_held_out
+from cookbook.data.generated.word_problems import LARGEST, TEMPLATES, WordProblems
 
 NOTE = re.compile(r"[A-Z][a-z]+ <<(\d+)([-+*/])(\d+)=(\d+)>>(\d+)")
 
@@ -67,8 +67,10 @@ def test_items_are_pure_functions_of_seed_split_and_index() -> None:
 
 
 def test_items_are_the_same_in_another_process() -> None:
-    code = "from cookbook.data.word_problems import WordProblems as W; print([*W(seed=2).train[:5], *W(seed=2).test[:5]])"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "123"}).stdout
+    code = "from cookbook.data.generated.word_problems import WordProblems as W; print([*W(seed=2).train[:5], *W(seed=2).test[:5]])"
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "123"}
+    ).stdout
     problems = WordProblems(seed=2)
     assert printed.strip() == str([*problems.train[:5], *problems.test[:5]])
 

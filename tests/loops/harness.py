@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from cookbook.checkpoint import CheckpointLog
+from cookbook.tracking.checkpoints import CheckpointLog
 
 
 class Killed(BaseException):
@@ -24,7 +24,11 @@ def final_save(run_dir: Path) -> dict[str, bytes]:
     """The files of the last checkpoint: weights and optimizer of every client."""
     checkpoint = CheckpointLog(run_dir).latest()
     assert checkpoint is not None
-    return {f"{role}/{path.name}": path.read_bytes() for role, state in checkpoint.states.items() for path in Path(state).iterdir()}
+    return {
+        f"{role}/{path.name}": path.read_bytes()
+        for role, state in checkpoint.states.items()
+        for path in Path(state).iterdir()
+    }
 
 
 def assert_same_run(first: Path, second: Path) -> None:

@@ -8,18 +8,27 @@ from pathlib import Path
 import pytest
 
 from cookbook.backends.fake import FakeService
-from cookbook.backends.types import AdamParams
-from cookbook.checkpoint import CheckpointLog
-from cookbook.config import CheckpointConfig, EvalConfig, GRPOConfig, ModelConfig, PPOConfig, RunConfig, validate
+from cookbook.core.errors import ConfigError, RewardError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion, RewardResult
+from cookbook.core.types import AdamParams
 from cookbook.data.curriculum import CurriculumMaker, Difficulty, InOrder, RewardDriven, Shuffled
-from cookbook.data.word_problems import WordProblems
-from cookbook.errors import ConfigError, RewardError
+from cookbook.data.generated.word_problems import WordProblems
+from cookbook.envs.single_turn import SingleTurn
 from cookbook.loops import grpo, ppo
+from cookbook.loops.config import (
+    CheckpointConfig,
+    EvalConfig,
+    GRPOConfig,
+    ModelConfig,
+    PPOConfig,
+    RunConfig,
+    validate,
+)
 from cookbook.losses.spec import BuiltinLoss
 from cookbook.rl.advantages import RLOO, MeanCentered
-from cookbook.rl.env import SingleTurn
 from cookbook.tracking import NoLogger
-from cookbook.types import Completion, Example, RewardResult
+from cookbook.tracking.checkpoints import CheckpointLog
 from tests.loops.harness import Killed, assert_same_run, metric_lines, summary
 
 STEPS, GROUPS, SIZE = 6, 4, 4
@@ -45,7 +54,7 @@ def configured(run_dir: Path, **loop: int) -> RunConfig:
         eval=EvalConfig(examples=0),
         checkpoint=CheckpointConfig(every=2, keep=2),
         backend={"_target_": "cookbook.backends.fake.FakeService"},
-        dataset={"_target_": "cookbook.data.word_problems.WordProblems"},
+        dataset={"_target_": "cookbook.data.generated.word_problems.WordProblems"},
         logger={},
     )
 
@@ -60,7 +69,9 @@ def run_grpo(config: RunConfig, curriculum: CurriculumMaker, reward: Graded = un
 def run_ppo(config: RunConfig, curriculum: CurriculumMaker, reward: Graded = uneven) -> Path:
     config.loop = PPOConfig(**SETTINGS, critic_learning_rate=0.1)
     service, dataset = FakeService(state_dir=f"{config.run_dir}/checkpoints"), WordProblems(train_size=60)
-    ppo.run(config, ppo.Parts(service, NoLogger(), dataset, SingleTurn(), reward, BuiltinLoss("ppo"), RLOO(), curriculum))
+    ppo.run(
+        config, ppo.Parts(service, NoLogger(), dataset, SingleTurn(), reward, BuiltinLoss("ppo"), RLOO(), curriculum)
+    )
     return Path(config.run_dir)
 
 
@@ -145,7 +156,9 @@ def test_groups_without_signal_are_replaced_and_all_is_counted(tmp_path: Path):
     for line in lines:
         assert line["groups/total"] == GROUPS
         assert line["groups/refilled"] == per_step[line["step"]] / SIZE - GROUPS <= 3 * GROUPS
-        assert line["tokens/sampled"] == sum(rollout["tokens"] for rollout in rollouts if rollout["step"] == line["step"])
+        assert line["tokens/sampled"] == sum(
+            rollout["tokens"] for rollout in rollouts if rollout["step"] == line["step"]
+        )
     tokens = summary(run_dir)["tokens"]
     assert tokens["sampled"] == sum(rollout["tokens"] for rollout in rollouts)
     assert tokens["prefill"] == sum(line["tokens/prefill"] for line in lines)
@@ -180,7 +193,10 @@ def test_no_refill_where_every_group_has_a_signal(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"max_refills": -1}, "loop.max_refills=-1: must be 0"), ({"max_refills": 2, "group_size": 1}, "a group of one never has a signal")],
+    [
+        ({"max_refills": -1}, "loop.max_refills=-1: must be 0"),
+        ({"max_refills": 2, "group_size": 1}, "a group of one never has a signal"),
+    ],
 )
 def test_bad_settings_are_refused_in_one_line(tmp_path: Path, change: dict[str, int], message: str):
     with pytest.raises(ConfigError, match=message) as raised:

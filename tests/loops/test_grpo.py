@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cookbook.backends.base import APIFuture
 from cookbook.backends.fake import FakeService
-from cookbook.backends.types import AdamParams
-from cookbook.config import CheckpointConfig, EvalConfig, GRPOConfig, ModelConfig, RunConfig, validate
-from cookbook.cost import Budget, BudgetExceeded
+from cookbook.core.clients import APIFuture
+from cookbook.core.errors import ConfigError, RewardError
+from cookbook.core.rollouts import RewardResult
+from cookbook.core.types import AdamParams
 from cookbook.data.curriculum import Shuffled
-from cookbook.data.word_problems import WordProblems
-from cookbook.errors import ConfigError, RewardError
+from cookbook.data.generated.word_problems import WordProblems
+from cookbook.envs.single_turn import SingleTurn
 from cookbook.loops import grpo
+from cookbook.loops.config import CheckpointConfig, EvalConfig, GRPOConfig, ModelConfig, RunConfig, validate
 from cookbook.losses.spec import BuiltinLoss
 from cookbook.rl.advantages import MeanCentered
-from cookbook.rl.env import SingleTurn
 from cookbook.tracking import NoLogger
-from cookbook.types import RewardResult
+from cookbook.tracking.cost import Budget, BudgetExceeded
 from tests.loops.harness import Killed, assert_same_run, metric_lines
 
 STEPS = 6
@@ -43,7 +43,7 @@ def configured(run_dir: Path, **loop) -> RunConfig:
         eval=EvalConfig(every=2, examples=8, temperature=1.0),
         checkpoint=CheckpointConfig(every=2, keep=2),
         backend={"_target_": "cookbook.backends.fake.FakeService"},
-        dataset={"_target_": "cookbook.data.word_problems.WordProblems"},
+        dataset={"_target_": "cookbook.data.generated.word_problems.WordProblems"},
         env={},
         reward={},
         loss={"name": "importance_sampling"},
@@ -56,7 +56,9 @@ def parts(config: RunConfig, reward=share_of_vowels, loss="importance_sampling",
     service = FakeService(state_dir=f"{config.run_dir}/checkpoints")
     if capabilities:
         service._capabilities = replace(service.capabilities, **capabilities)
-    return grpo.Parts(service, NoLogger(), WordProblems(), SingleTurn(), reward, BuiltinLoss(loss), MeanCentered(), Shuffled())
+    return grpo.Parts(
+        service, NoLogger(), WordProblems(), SingleTurn(), reward, BuiltinLoss(loss), MeanCentered(), Shuffled()
+    )
 
 
 def run(config: RunConfig, **changes) -> Path:
@@ -128,7 +130,9 @@ def test_sub_steps_share_one_batch_of_rollouts(tmp_path):
 @pytest.mark.parametrize(("estimator", "placement"), [("k1", "reward"), ("k2", "loss"), ("k3", "loss")])
 def test_a_kl_penalty_holds_the_policy_near_the_base_model(tmp_path, estimator, placement):
     def final_reward(name, coef):
-        config = configured(tmp_path / name, steps=20, kl_penalty_coef=coef, kl_estimator=estimator, kl_placement=placement)
+        config = configured(
+            tmp_path / name, steps=20, kl_penalty_coef=coef, kl_estimator=estimator, kl_placement=placement
+        )
         return np.mean(rewards(run(config))[-3:])
 
     assert final_reward("free", 0.0) > final_reward("held", 1.0) + 0.1
@@ -149,7 +153,9 @@ def test_a_sampler_that_is_off_is_weighed_and_seen(tmp_path, level):
 
                 def lower(*arguments, **keywords):
                     response = sample(*arguments, **keywords).result()
-                    sequences = [replace(one, logprobs=[value - 0.1 for value in one.logprobs]) for one in response.sequences]
+                    sequences = [
+                        replace(one, logprobs=[value - 0.1 for value in one.logprobs]) for one in response.sequences
+                    ]
                     return resolved(replace(response, sequences=sequences))
 
                 sampler.sample = lower
@@ -162,7 +168,9 @@ def test_a_sampler_that_is_off_is_weighed_and_seen(tmp_path, level):
     service = OffSampler(state_dir=f"{config.run_dir}/checkpoints")
     grpo.run(config, replace(parts(config), service=service))
     lines = [line for line in metric_lines(Path(config.run_dir)) if "importance/weight_mean" in line]
-    assert lines and all(line["importance/weight_mean"] == pytest.approx(1.05) and line["importance/capped"] == 1 for line in lines)
+    assert lines and all(
+        line["importance/weight_mean"] == pytest.approx(1.05) and line["importance/capped"] == 1 for line in lines
+    )
     assert all(line["kl/sample_train"] == pytest.approx(np.expm1(0.1) - 0.1, rel=1e-3) for line in lines)
 
 
@@ -174,7 +182,9 @@ def resolved(value):
 
 def test_graders_that_fail_stop_the_run_with_a_checkpoint(tmp_path):
     def broken(completion, example):
-        return RewardResult(0.0, "error") if int(example.id.rsplit("/")[-1]) % 2 else share_of_vowels(completion, example)
+        return (
+            RewardResult(0.0, "error") if int(example.id.rsplit("/")[-1]) % 2 else share_of_vowels(completion, example)
+        )
 
     config = configured(tmp_path / "run", reward_retries=0, max_reward_error_rate=0.05)
     with pytest.raises(RewardError, match="could not be graded"):

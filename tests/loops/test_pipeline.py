@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from cookbook.backends.fake import FakeService
-from cookbook.config import ModelConfig, PipelineConfig, RunConfig, StageConfig
-from cookbook.errors import ConfigError
-from cookbook.loops import pipeline
+from cookbook.cli import pipeline
+from cookbook.core.errors import ConfigError
+from cookbook.loops.config import ModelConfig, PipelineConfig, RunConfig, StageConfig
 from cookbook.tracking import NoLogger
 from tests.loops.harness import Killed, assert_same_run, metric_lines, summary
 
@@ -16,7 +16,9 @@ SMALL = {"eval": {"examples": 4}, "checkpoint": {"every": 1}}
 STAGES = {
     "sft": StageConfig("chat_sft", {"dataset": "worked_problems"}, {"loop": {"steps": 3, "batch_size": 4}, **SMALL}),
     "dpo": StageConfig("preference_dpo", {}, {"loop": {"steps": 2, "batch_size": 4}, **SMALL}),
-    "grpo": StageConfig("gsm8k_grpo", {}, {"loop": {"steps": 2, "groups_per_batch": 2, "group_size": 2, "max_tokens": 8}, **SMALL}),
+    "grpo": StageConfig(
+        "gsm8k_grpo", {}, {"loop": {"steps": 2, "groups_per_batch": 2, "group_size": 2, "max_tokens": 8}, **SMALL}
+    ),
 }
 
 
@@ -74,7 +76,9 @@ def test_each_stage_starts_from_the_last_one_and_one_report_covers_all(tmp_path)
     assert whole["status"] == "completed" and whole["steps"] == 7
     assert list(whole["stages"]) == ["sft", "dpo", "grpo"]
     assert whole["eval"]["after"] == summary(tmp_path / "run" / "3-grpo")["eval"]["after"]
-    assert whole["tokens"]["trained"] == sum(summary(tmp_path / "run" / name)["tokens"]["trained"] for name in ("1-sft", "2-dpo", "3-grpo"))
+    assert whole["tokens"]["trained"] == sum(
+        summary(tmp_path / "run" / name)["tokens"]["trained"] for name in ("1-sft", "2-dpo", "3-grpo")
+    )
     lines = metric_lines(tmp_path / "run")
     assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
     assert {line["stage"] for line in lines} == {"1-sft", "2-dpo", "3-grpo"}

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from cookbook.backends.fake import FakeService
-from cookbook.backends.types import AdamParams
-from cookbook.config import CheckpointConfig, EvalConfig, ModelConfig, PPOConfig, RunConfig, validate
+from cookbook.core.errors import CapabilityError
+from cookbook.core.types import AdamParams
 from cookbook.data.curriculum import Shuffled
-from cookbook.data.word_problems import WordProblems
-from cookbook.errors import CapabilityError
+from cookbook.data.generated.word_problems import WordProblems
+from cookbook.envs.single_turn import SingleTurn
 from cookbook.loops import ppo
+from cookbook.loops.config import CheckpointConfig, EvalConfig, ModelConfig, PPOConfig, RunConfig, validate
 from cookbook.losses.spec import BuiltinLoss
 from cookbook.rl.advantages import RLOO, MeanCentered
-from cookbook.rl.env import SingleTurn
 from cookbook.rl.gae import GAE, ReinforcePP
 from cookbook.tracking import NoLogger
 from tests.loops.harness import Killed, assert_same_run, metric_lines
@@ -26,7 +26,13 @@ def share_of_vowels(completion, example):
 
 
 def configured(run_dir: Path, **loop) -> RunConfig:
-    settings = {"steps": 6, "groups_per_batch": 4, "group_size": 8, "max_tokens": 12, "critic_learning_rate": 0.05} | loop
+    settings = {
+        "steps": 6,
+        "groups_per_batch": 4,
+        "group_size": 8,
+        "max_tokens": 12,
+        "critic_learning_rate": 0.05,
+    } | loop
     return RunConfig(
         recipe="test",
         run_dir=str(run_dir),
@@ -59,7 +65,9 @@ def run(config: RunConfig, advantage=None, reward=share_of_vowels) -> Path:
     return Path(config.run_dir)
 
 
-@pytest.mark.parametrize("advantage", [GAE(), ReinforcePP(), RLOO(), MeanCentered()], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "advantage", [GAE(), ReinforcePP(), RLOO(), MeanCentered()], ids=lambda each: type(each).__name__
+)
 def test_the_reward_rises(tmp_path, advantage):
     lines = metric_lines(run(configured(tmp_path / "run", steps=20, num_minibatches=2), advantage))
     rewards = [line["reward/mean"] for line in lines if "reward/mean" in line]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from cookbook.backends.fake import FakeService
-from cookbook.backends.types import AdamParams
-from cookbook.config import CheckpointConfig, EvalConfig, ModelConfig, RunConfig, SFTConfig, validate
-from cookbook.data.chat import ChatDataset
-from cookbook.data.small_talk import SmallTalk
-from cookbook.errors import ConfigError, DataError
+from cookbook.core.errors import ConfigError, DataError
+from cookbook.core.types import AdamParams
+from cookbook.data.chat.dataset import ChatDataset
+from cookbook.data.generated.small_talk import SmallTalk
 from cookbook.loops import sft
+from cookbook.loops.config import CheckpointConfig, EvalConfig, ModelConfig, RunConfig, SFTConfig, validate
 from cookbook.tracking import NoLogger
 from tests.loops.harness import Killed, assert_same_run, metric_lines, summary
 
@@ -28,7 +28,7 @@ def configured(run_dir: Path, **loop) -> RunConfig:
         eval=EvalConfig(every=4, examples=16),
         checkpoint=CheckpointConfig(every=3, keep=2),
         backend={"_target_": "cookbook.backends.fake.FakeService"},
-        dataset={"_target_": "cookbook.data.small_talk.SmallTalk"},
+        dataset={"_target_": "cookbook.data.generated.small_talk.SmallTalk"},
         logger={},
     )
 
@@ -89,7 +89,10 @@ def test_nothing_that_fits_is_an_error_that_says_what_to_do(tmp_path):
 
 
 def test_bad_rows_are_said_on_the_console(tmp_path):
-    rows = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": f"hello {index}"}]} for index in range(12)]
+    rows = [
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": f"hello {index}"}]}
+        for index in range(12)
+    ]
     folder = tmp_path / "data"
     folder.mkdir()
     for split in ("train", "test"):

@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from cookbook.backends.types import Datum, ModelInput
-from cookbook.errors import ConfigError, DataError
+from cookbook.core.errors import ConfigError, DataError
+from cookbook.core.types import Datum, ModelInput
 from cookbook.losses.base import MetricSums, TokenBatch, check_inputs
 from cookbook.losses.builtin import KNOWN_INPUTS, LOSSES, resolve_loss
 
 
-def reference(name: str, lp: np.ndarray, q: np.ndarray, advantages: np.ndarray, weights: np.ndarray, low: float, high: float) -> np.ndarray:
+def reference(
+    name: str, lp: np.ndarray, q: np.ndarray, advantages: np.ndarray, weights: np.ndarray, low: float, high: float
+) -> np.ndarray:
     """The documented terms, token by token, in float64."""
     terms = []
     for each_lp, each_q, advantage, weight in zip(lp, q, advantages, weights, strict=True):
@@ -36,10 +38,14 @@ def reference_gradient(
     return (reference(name, lp + step, *rest) - reference(name, lp - step, *rest)) / (2 * step)
 
 
-def compute(name: str, lp: np.ndarray, q: np.ndarray, advantages: np.ndarray, weights: np.ndarray, config: dict | None = None):
+def compute(
+    name: str, lp: np.ndarray, q: np.ndarray, advantages: np.ndarray, weights: np.ndarray, config: dict | None = None
+):
     loss, settings = resolve_loss(name, config)
     leaf = torch.tensor(lp, requires_grad=True)
-    inputs = {key: torch.tensor(value) for key, value in (("logprobs", q), ("advantages", advantages), ("weights", weights))}
+    inputs = {
+        key: torch.tensor(value) for key, value in (("logprobs", q), ("advantages", advantages), ("weights", weights))
+    }
     output = loss.compute(TokenBatch(leaf, inputs, torch.zeros(len(lp), dtype=torch.int64)), settings)
     output.values.sum().backward()
     assert leaf.grad is not None
@@ -61,8 +67,12 @@ def test_value_and_gradient_agree_with_the_reference(name: str, bounds: tuple[fl
     low, high = bounds or defaults
     config = {"clip_low_threshold": low, "clip_high_threshold": high} if bounds else None
     output, gradient = compute(name, lp, q, advantages, weights, config)
-    assert output.values.sum().item() == pytest.approx(reference(name, lp, q, advantages, weights, low, high).sum(), rel=1e-12)
-    np.testing.assert_allclose(gradient, reference_gradient(name, lp, q, advantages, weights, low, high), rtol=1e-6, atol=1e-8)
+    assert output.values.sum().item() == pytest.approx(
+        reference(name, lp, q, advantages, weights, low, high).sum(), rel=1e-12
+    )
+    np.testing.assert_allclose(
+        gradient, reference_gradient(name, lp, q, advantages, weights, low, high), rtol=1e-6, atol=1e-8
+    )
 
 
 @pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo"])
@@ -125,8 +135,12 @@ def test_soft_targets_are_for_cross_entropy_and_have_a_weight_each() -> None:
     hard = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "logprobs": [0, 0], "advantages": [1, 1]})
     policy = Datum(ModelInput.from_ints([1, 2]), {**hard.loss_fn_inputs, "target_tokens": targets})
     for name in LOSSES.keys() - {"cross_entropy"}:
-        with pytest.raises(DataError, match=rf"datum 1: loss_fn_inputs\['target_tokens'\] has shape \(2, 2\), but loss '{name}'"):
+        with pytest.raises(
+            DataError, match=rf"datum 1: loss_fn_inputs\['target_tokens'\] has shape \(2, 2\), but loss '{name}'"
+        ):
             check_inputs(name, LOSSES[name], KNOWN_INPUTS, [hard, policy])
     flat_weights = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": targets, "weights": [1, 0]})
-    with pytest.raises(DataError, match=r"datum 1: loss_fn_inputs\['weights'\] has shape \(2,\), but target_tokens has \(2, 2\)"):
+    with pytest.raises(
+        DataError, match=r"datum 1: loss_fn_inputs\['weights'\] has shape \(2,\), but target_tokens has \(2, 2\)"
+    ):
         check_inputs("cross_entropy", LOSSES["cross_entropy"], KNOWN_INPUTS, [soft, flat_weights])

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from cookbook.backends.local.service import LocalService
-from cookbook.backends.types import AdamParams, Datum, ModelInput
-from cookbook.errors import ConfigError
+from cookbook.core.errors import ConfigError
+from cookbook.core.types import AdamParams, Datum, ModelInput
 from cookbook.losses.base import TokenBatch
 from cookbook.losses.builtin import LOSSES, resolve_loss
 from cookbook.losses.value import VALUE
@@ -28,10 +28,17 @@ def policy_inputs(seed: int = 0, spread: float = 0.5) -> dict[str, np.ndarray]:
     weights[:2] = 1
     advantages = rng.normal(0, 1, n)
     advantages[1] = 0
-    return {"lp": logprobs, "logprobs": logprobs + rng.normal(0, spread, n), "advantages": advantages, "weights": weights}
+    return {
+        "lp": logprobs,
+        "logprobs": logprobs + rng.normal(0, spread, n),
+        "advantages": advantages,
+        "weights": weights,
+    }
 
 
-def run(name: str, inputs: Mapping[str, np.ndarray], config: Mapping[str, float] | None = None) -> tuple[np.ndarray, np.ndarray]:
+def run(
+    name: str, inputs: Mapping[str, np.ndarray], config: Mapping[str, float] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Values and gradient, both per position."""
     loss, complete = resolve_loss(name, config)
     lp = torch.tensor(inputs["lp"], requires_grad=True)
@@ -43,7 +50,9 @@ def run(name: str, inputs: Mapping[str, np.ndarray], config: Mapping[str, float]
     return losses.values.detach().numpy(), lp.grad.numpy()
 
 
-def reference(name: str, inputs: Mapping[str, np.ndarray], config: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray]:
+def reference(
+    name: str, inputs: Mapping[str, np.ndarray], config: Mapping[str, float]
+) -> tuple[np.ndarray, np.ndarray]:
     """The documented values, and the gradient of their sum."""
     lp, q, advantages, weights = (inputs[key] for key in ("lp", "logprobs", "advantages", "weights"))
     n = len(lp)
@@ -96,7 +105,11 @@ def test_losses_are_their_formulas(name: str, config: dict[str, float], seed: in
 def test_default_settings():
     assert LOSSES["dro"].defaults == {"beta": 0.05}
     assert LOSSES["ppo"].defaults["dual_clip"] == 0
-    assert LOSSES["gspo"].defaults == LOSSES["gspo_token"].defaults == {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004}
+    assert (
+        LOSSES["gspo"].defaults
+        == LOSSES["gspo_token"].defaults
+        == {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004}
+    )
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
@@ -104,7 +117,10 @@ def test_what_is_masked_is_never_seen(name: str):
     inputs = policy_inputs()
     values, gradient = run(name, inputs)
     masked = inputs["weights"] == 0
-    wild = {key: np.where(masked, extreme, inputs[key]) for key, extreme in [("lp", -np.inf), ("logprobs", -np.inf), ("advantages", 1e9)]}
+    wild = {
+        key: np.where(masked, extreme, inputs[key])
+        for key, extreme in [("lp", -np.inf), ("logprobs", -np.inf), ("advantages", 1e9)]
+    }
     wild_values, wild_gradient = run(name, {**inputs, **wild, "lp": np.where(masked, -1e30, inputs["lp"])})
     np.testing.assert_array_equal(wild_values[~masked], values[~masked])
     np.testing.assert_array_equal(wild_gradient, gradient)
@@ -175,7 +191,10 @@ def test_local_backend_sees_whole_sequences_however_it_batches(name: str):
                 inputs = {"target_tokens": rng.integers(3, 900, n), "weights": np.arange(n) >= prompt}
                 output = client.forward([Datum(tokens, inputs)], "cross_entropy").result(60).loss_fn_outputs[0]
                 lp, w = output["logprobs"].astype(np.float64), inputs["weights"]
-                q, advantages = (lp + rng.normal(0.1, 0.5, n)).astype(np.float32), rng.normal(0, 1, n) * (np.arange(n) % 3 > 0)
+                q, advantages = (
+                    (lp + rng.normal(0.1, 0.5, n)).astype(np.float32),
+                    rng.normal(0, 1, n) * (np.arange(n) % 3 > 0),
+                )
                 data.append(Datum(tokens, {**inputs, "logprobs": q, "advantages": advantages}))
                 if name == "dro":
                     expected -= float((w * (advantages * lp - 0.05 / 2 * (lp - q) ** 2)).sum())
@@ -213,7 +232,9 @@ def test_value_loss_is_its_formula(clip_range: float):
         "returns": torch.tensor(np.where(masked, np.inf, returns)),
         "weights": torch.tensor(weights),
     }
-    losses = VALUE.compute(TokenBatch(torch.zeros(n), inputs, torch.zeros(n, dtype=torch.int64)), {"clip_range": clip_range})
+    losses = VALUE.compute(
+        TokenBatch(torch.zeros(n), inputs, torch.zeros(n, dtype=torch.int64)), {"clip_range": clip_range}
+    )
     losses.values.sum().backward()
     assert predicted.grad is not None
     np.testing.assert_allclose(losses.values.detach().numpy(), expected, rtol=1e-12)

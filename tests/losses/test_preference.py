@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from cookbook.backends.types import Datum, ModelInput
-from cookbook.errors import ConfigError, DataError
+from cookbook.core.errors import ConfigError, DataError
+from cookbook.core.types import Datum, ModelInput
 from cookbook.losses.preference import DPO, IPO, KTO, ORPO, SimPO
 from cookbook.losses.spec import PreferenceLoss
 
@@ -38,7 +38,9 @@ class Batch:
         self.masks = [np.arange(size) >= prompt for size, (prompt, _) in zip(sizes, lengths, strict=True)]
         self.logprobs: list[np.ndarray] = [-rng.exponential(2.0, size) for size in sizes]
         # What a datum stores is float32; the formulas see the same numbers.
-        self.refs: list[np.ndarray] = [(-rng.exponential(2.0, size)).astype(np.float32).astype(np.float64) for size in sizes]
+        self.refs: list[np.ndarray] = [
+            (-rng.exponential(2.0, size)).astype(np.float32).astype(np.float64) for size in sizes
+        ]
         self.weights = [float(np.float32(weight)) for weight in weights]
         self.extra: list[dict[str, float]] = [{} for _ in sizes]
 
@@ -173,7 +175,14 @@ def test_float32_agrees_at_extremes_too(loss, formula: Formula, kind: str):
 
 def kto_batch(kind: str = "random") -> Batch:
     batch = Batch([(3, 5), (0, 7), (1, 1), (2, 4), (3, 7), (0, 5)], [0.25, 0.25, 0.5, 0.125, 1.0, 1.0], seed=3)
-    batch.extra = [{"desirable": 1}, {"desirable": 0}, {"desirable": 1}, {"desirable": 0}, {"mismatched": 1}, {"mismatched": 1}]
+    batch.extra = [
+        {"desirable": 1},
+        {"desirable": 0},
+        {"desirable": 1},
+        {"desirable": 0},
+        {"mismatched": 1},
+        {"mismatched": 1},
+    ]
     if kind == "positive_baseline":
         batch.logprobs[4] = batch.refs[4] + 1.0
         batch.logprobs[5] = batch.refs[5] - 0.1
@@ -275,7 +284,9 @@ def test_measuring_gives_the_loss_and_its_metrics(loss: PreferenceLoss):
 
 
 def without(data: list[Datum], key: str) -> list[Datum]:
-    return [Datum(d.model_input, {name: values for name, values in d.loss_fn_inputs.items() if name != key}) for d in data]
+    return [
+        Datum(d.model_input, {name: values for name, values in d.loss_fn_inputs.items() if name != key}) for d in data
+    ]
 
 
 def replaced(data: list[Datum], index: int, **arrays: np.ndarray) -> list[Datum]:
@@ -337,7 +348,11 @@ def trl_inputs(batch: Batch, order: Sequence[int]) -> tuple[torch.Tensor, dict[s
         for leaf, index in zip(leaves, order, strict=True)
     ]
     mask = padded([np.concatenate([[0], batch.masks[index]]) for index in order]).long()
-    return torch.stack(rows), {"input_ids": torch.ones_like(mask), "attention_mask": torch.ones_like(mask), "completion_mask": mask}, leaves
+    return (
+        torch.stack(rows),
+        {"input_ids": torch.ones_like(mask), "attention_mask": torch.ones_like(mask), "completion_mask": mask},
+        leaves,
+    )
 
 
 def trl_model(log_probs: torch.Tensor):
@@ -346,7 +361,9 @@ def trl_model(log_probs: torch.Tensor):
 
 
 def trl_trainer(**settings):
-    accelerator = SimpleNamespace(device=torch.device("cpu"), gather=lambda tensor: tensor, gather_for_metrics=lambda tensor: tensor)
+    accelerator = SimpleNamespace(
+        device=torch.device("cpu"), gather=lambda tensor: tensor, gather_for_metrics=lambda tensor: tensor
+    )
     metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
     return SimpleNamespace(
         accelerator=accelerator,
@@ -371,7 +388,12 @@ def test_dpo_and_ipo_agree_with_trl(loss_type: str):
     refs = torch.tensor([batch.sums(index)[1] for index in order])
     inputs |= {"ref_chosen_logps": refs[:2], "ref_rejected_logps": refs[2:]}
     trainer = trl_trainer(
-        ld_alpha=None, f_divergence_type="reverse_kl", loss_types=[loss_type], loss_weights=[1.0], beta=0.3, use_weighting=False
+        ld_alpha=None,
+        f_divergence_type="reverse_kl",
+        loss_types=[loss_type],
+        loss_weights=[1.0],
+        beta=0.3,
+        use_weighting=False,
     )
     trl_value = trl.DPOTrainer._compute_loss(trainer, trl_model(log_probs), inputs, return_outputs=False)
     trl_value.backward()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cookbook.backends.local import LocalService
-from cookbook.backends.types import Datum, ModelInput
+from cookbook.core.types import Datum, ModelInput
 from cookbook.losses.kl import with_kl_penalty
 from cookbook.losses.preference import DPO, IPO, KTO, ORPO, SimPO
 from cookbook.losses.spec import BuiltinLoss
@@ -54,7 +54,10 @@ POLICY = {
 def test_the_gradient_is_that_of_one_pass(service, loss, extra):
     data = completions(extra)
     gradients, totals = [], []
-    for run in (lambda client: client.forward_backward_custom(data, loss), lambda client: forward_backward_two_pass(client, data, loss)):
+    for run in (
+        lambda client: client.forward_backward_custom(data, loss),
+        lambda client: forward_backward_two_pass(client, data, loss),
+    ):
         client = service.create_lora_training_client("tiny", rank=8, alpha=16, seed=3)
         totals.append(run(client).result(60).metrics["loss:sum"])
         gradients.append(torch.cat([part.flatten() for part in client._session._gradient]))

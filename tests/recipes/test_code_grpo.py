@@ -29,7 +29,9 @@ def test_two_steps_with_programs_run_for_real(cli: CommandLine, tmp_path: Path):
 
 
 @pytest.mark.parametrize("fault", ["500", "silent", "dropped", "sandbox_error"])
-def test_a_sandbox_that_fails_stops_the_run_with_a_checkpoint_and_one_line(fault: Any, cli: CommandLine, tmp_path: Path):
+def test_a_sandbox_that_fails_stops_the_run_with_a_checkpoint_and_one_line(
+    fault: Any, cli: CommandLine, tmp_path: Path
+):
     with StandIn() as server:
         server.fail(*[None] * (PROBE_RUNS // 2), then=fault)  # half of the probe's programs are not told from others
         ran = cli(

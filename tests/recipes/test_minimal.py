@@ -13,7 +13,9 @@ def test_minimal_grpo_raises_accuracy(capsys):
 
 
 def test_minimal_sft_lowers_the_held_out_loss():
-    loss = minimal_sft.main(minimal_sft.parser.parse_args(["--steps", "6", "--batch-size", "16", "--eval-examples", "16"]))
+    loss = minimal_sft.main(
+        minimal_sft.parser.parse_args(["--steps", "6", "--batch-size", "16", "--eval-examples", "16"])
+    )
     assert loss["after"] < 0.7 * loss["before"]
 
 

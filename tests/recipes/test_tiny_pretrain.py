@@ -7,11 +7,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from cookbook.data.tiny_programs import TinyPrograms
-from cookbook.data.word_problems import WordProblems
+from cookbook.data.generated.tiny_programs import TinyPrograms
+from cookbook.data.generated.word_problems import WordProblems
 from recipes.tiny_pretrain.__main__ import save
 from recipes.tiny_pretrain.card import Measured, write_card
-from recipes.tiny_pretrain.train import IGNORED, Settings, build_model, build_tokenizer, collate, demonstration, diet, hasty, train
+from recipes.tiny_pretrain.train import (
+    IGNORED,
+    Settings,
+    build_model,
+    build_tokenizer,
+    collate,
+    demonstration,
+    diet,
+    hasty,
+    train,
+)
 
 SMALL = Settings(
     steps=12,
@@ -33,7 +43,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer(SMALL)
 
 
-def test_a_few_steps_reduce_the_loss_and_the_seed_fixes_tokenizer_and_weights(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_few_steps_reduce_the_loss_and_the_seed_fixes_tokenizer_and_weights(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
     assert build_tokenizer(SMALL).get_vocab() == tokenizer.get_vocab()
     models = [build_model(SMALL, tokenizer) for _ in range(2)]
     losses = [list(train(model, tokenizer, SMALL)) for model in models]
@@ -49,13 +61,17 @@ def test_every_batch_has_both_skills_and_habits_come_last() -> None:
         kinds = [example.id.split("/")[0] for example, _ in demonstrations]
         assert kinds == ["word_problems"] * SMALL.word_problems + ["tiny_programs"] * SMALL.programs
         assert {example.id.split("/")[2] for example, _ in demonstrations} == {"train"}
-        assert all(text == (hasty(example) if number == 2 else example.extra["solution"]) for example, text in demonstrations)
+        assert all(
+            text == (hasty(example) if number == 2 else example.extra["solution"]) for example, text in demonstrations
+        )
     ids = [example.id for demonstrations in steps for example, _ in demonstrations]
     assert len(set(ids)) == len(ids)
 
 
 def test_loss_counts_the_assistant_and_its_end_of_turn(tokenizer: PreTrainedTokenizerFast) -> None:
-    demonstrations = [(example, example.extra["solution"]) for example in (*WordProblems().train[:4], *TinyPrograms().train[:4])]
+    demonstrations = [
+        (example, example.extra["solution"]) for example in (*WordProblems().train[:4], *TinyPrograms().train[:4])
+    ]
     for tokens, row, (_, solution) in zip(*collate(tokenizer, demonstrations), demonstrations, strict=True):
         spoken = row[row != IGNORED]
         assert torch.equal(tokens[row != IGNORED], spoken)

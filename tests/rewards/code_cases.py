@@ -2,9 +2,10 @@
 
 import asyncio
 
-from cookbook.data.code_problem import AssertTests, CallTests, CodeProblem, StdinTests
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion, RewardResult
 from cookbook.sandbox.base import Sandbox
-from cookbook.types import Completion, Example, RewardResult
+from cookbook.sandbox.problem import AssertTests, CallTests, CodeProblem, StdinTests
 from rewards.code import CodeReward
 
 SECRET = "zebra-7781"
@@ -27,4 +28,6 @@ def score(reward: CodeReward, program: str, problem: CodeProblem) -> RewardResul
 
 
 def judged(sandbox: Sandbox, program: str, problem: CodeProblem, **settings) -> RewardResult:
-    return score(CodeReward(sandbox=sandbox, **{"time_limit_s": 1.0, "wall_factor": 10.0, **settings}), program, problem)
+    return score(
+        CodeReward(sandbox=sandbox, **{"time_limit_s": 1.0, "wall_factor": 10.0, **settings}), program, problem
+    )

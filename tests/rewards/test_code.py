@@ -6,11 +6,12 @@ import threading
 
 import pytest
 
-from cookbook.data.code_problem import AssertTests, CallTests, CodeProblem, StdinTests
-from cookbook.errors import ConfigError, DataError
+from cookbook.core.errors import ConfigError, DataError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion, RewardResult
 from cookbook.sandbox.base import ExecResult
 from cookbook.sandbox.local import LocalSandbox
-from cookbook.types import Completion, Example, RewardResult
+from cookbook.sandbox.problem import AssertTests, CallTests, CodeProblem, StdinTests
 from rewards.code import CodeReward
 from tests.rewards.code_cases import PROBLEMS, example, judged, score
 
@@ -47,7 +48,11 @@ def test_status_of_tests_on_stdin(sandbox, status):
     stopped = judged(sandbox, program, DOUBLE, time_limit_s=time_limit_s(status))
     assert (stopped.value, stopped.status) == (0.0, "wrong")
     assert (stopped.details["tests"], stopped.details["failed_test"]) == (["passed", status], 1)
-    assert (stopped.metrics["tests/passed"], stopped.metrics["tests/run"], stopped.metrics[f"tests/{status}"]) == (0.25, 2.0, 1.0)
+    assert (stopped.metrics["tests/passed"], stopped.metrics["tests/run"], stopped.metrics[f"tests/{status}"]) == (
+        0.25,
+        2.0,
+        1.0,
+    )
 
 
 CALLED = {
@@ -68,7 +73,9 @@ def test_status_of_tests_by_call(sandbox, status, kind):
     result = judged(sandbox, f"def f(x):\n    {CALLED[status]}", problem, time_limit_s=time_limit_s(status))
     assert (result.value, result.details["tests"]) == (0.0, ["passed", status])
     if status == "wrong":
-        assert judged(sandbox, f"def f(x):\n    {CALLED[status]}", problem, mode="fraction").value == pytest.approx(1 / 3)
+        assert judged(sandbox, f"def f(x):\n    {CALLED[status]}", problem, mode="fraction").value == pytest.approx(
+            1 / 3
+        )
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)

@@ -94,7 +94,9 @@ def test_what_is_not_plain_is_refused(value):
         encode(value)
 
 
-@pytest.mark.parametrize("data", [{}, {"a": 1, "b": 2}, {"pickle": "x"}, {"bytes": 3}, {"dict": 5}, {"type": "eval"}, {"type": "nothing"}])
+@pytest.mark.parametrize(
+    "data", [{}, {"a": 1, "b": 2}, {"pickle": "x"}, {"bytes": 3}, {"dict": 5}, {"type": "eval"}, {"type": "nothing"}]
+)
 def test_forged_data_is_an_error(data):
     with pytest.raises((ValueError, TypeError, LookupError, AttributeError)):
         decode(data)

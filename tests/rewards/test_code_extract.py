@@ -31,7 +31,10 @@ def extracted(text: str, language: Language = "python") -> tuple[str, bool] | No
         ("1. So:\n   ```python\n   print(1)\n   ```\n", (P, True)),
         ("````markdown\n```python\nprint(1)\n```\n````", (P, True)),
         ("```python\nprint(0)\n```python\nprint(1)\n```", (P, True)),
-        ('```python\n"""\n    ```python\n    x\n    ```\n"""\n```', ('"""\n    ```python\n    x\n    ```\n"""\n', True)),
+        (
+            '```python\n"""\n    ```python\n    x\n    ```\n"""\n```',
+            ('"""\n    ```python\n    x\n    ```\n"""\n', True),
+        ),
         ("```python\nx = '''\n~~~\n'''\n```", ("x = '''\n~~~\n'''\n", True)),
         ("```python\nx = '\u2028'\n```", ("x = '\u2028'\n", True)),
         # Thinking is no answer.

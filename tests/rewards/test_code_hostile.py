@@ -7,9 +7,9 @@ import asyncio
 
 import pytest
 
-from cookbook.data.code_problem import CallTests, CodeProblem
+from cookbook.core.rollouts import Completion, RewardResult
 from cookbook.sandbox.local import LocalSandbox
-from cookbook.types import Completion, RewardResult
+from cookbook.sandbox.problem import CallTests, CodeProblem
 from rewards.code import CodeReward
 from tests.rewards.code_cases import PROBLEMS, SECRET, example, judged
 
@@ -107,7 +107,10 @@ for name in [*os.listdir("."), sys.argv[0], getattr(sys.modules["__main__"], "__
         "'x'",
     ),
     "prints when it exits": ("import atexit; atexit.register(print, 'passed')", "'x'"),
-    "prints later": ("import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print('passed'))).start()", "'x'"),
+    "prints later": (
+        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print('passed'))).start()",
+        "'x'",
+    ),
     "asserts": ("", "(_ for _ in ()).throw(AssertionError('passed'))"),
     "infinite generator": ("import itertools", "itertools.count()"),
     "deep": ("d = []\nfor _ in range(100000): d = [d]", "d"),
@@ -122,7 +125,9 @@ def test_no_hostile_program_passes_and_a_right_one_beside_them_does(sandbox, kin
     async def everything() -> list[RewardResult]:
         programs = [f"{preamble}\ndef f(x):\n    return {value}\n{MAIN}" for preamble, value in HOSTILE.values()]
         programs.append(f"def f(x):\n    return '{SECRET}'\n{MAIN}")
-        return await asyncio.gather(*[reward(Completion(program, "eos", 1), example(PROBLEMS[kind])) for program in programs])
+        return await asyncio.gather(
+            *[reward(Completion(program, "eos", 1), example(PROBLEMS[kind])) for program in programs]
+        )
 
     *hostile, right = asyncio.run(everything())
     assert (right.value, right.status, right.details) == (1.0, "correct", {"tests": ["passed"]})
@@ -130,7 +135,13 @@ def test_no_hostile_program_passes_and_a_right_one_beside_them_does(sandbox, kin
     assert [result.value for result in hostile] == [0.0] * len(hostile), seen
     assert {result.status for result in hostile} == {"wrong"}, seen
     assert all(tests in (["wrong"], ["runtime_error"]) for tests in seen.values()), seen
-    for name in ("always equal", "always equal object", "searches for the answer", "overwrites the harness", "prints later"):
+    for name in (
+        "always equal",
+        "always equal object",
+        "searches for the answer",
+        "overwrites the harness",
+        "prints later",
+    ):
         assert seen[name] == ["wrong"], name
     if kind != "stdin":
         for name in ("exit at import", "sys.exit at import", "exit in the function", "kill", "asserts"):

@@ -5,10 +5,11 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from cookbook.backends.types import StopReason
-from cookbook.errors import ConfigError, DataError, RewardError
-from cookbook.scoring import BrokenReward, as_result, call
-from cookbook.types import Completion, Example, RewardResult
+from cookbook.core.errors import ConfigError, DataError, RewardError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion, RewardResult
+from cookbook.core.scoring import BrokenReward, as_result, call
+from cookbook.core.types import StopReason
 from rewards.compose import Weighted
 from rewards.format import EndsProperly
 from rewards.math import GSM8K
@@ -30,7 +31,9 @@ def run(reward, text: str = "#### 5", stop_reason: StopReason = "eos") -> Reward
 
 
 def test_weighted_sum_with_the_parts_as_metrics_and_the_status_of_the_first():
-    reward = Weighted({"correct": GSM8K(), "half": half, "ends": EndsProperly()}, {"ends": 0.25, "correct": 2.0, "half": -1.0})
+    reward = Weighted(
+        {"correct": GSM8K(), "half": half, "ends": EndsProperly()}, {"ends": 0.25, "correct": 2.0, "half": -1.0}
+    )
     assert run(reward) == RewardResult(1.75, "correct", {"correct": 1.0, "half": 0.5, "ends": 1.0})
     assert run(reward, "#### 6", "length") == RewardResult(-0.5, "wrong", {"correct": 0.0, "half": 0.5, "ends": 0.0})
 

@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from cookbook.backends.types import StopReason
-from cookbook.errors import ConfigError, DataError
-from cookbook.types import Completion, Example
+from cookbook.core.errors import ConfigError, DataError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion
+from cookbook.core.types import StopReason
 from rewards.format import EndsProperly, MatchesPattern
 
 EXAMPLE = Example("x/1", (), "5", {"solution": "2 + 3 = <<2+3=5>>5\n#### 5"})
@@ -46,7 +47,13 @@ def test_the_shipped_pattern_wants_a_last_answer_line(text: str, expected: float
 
 @pytest.mark.parametrize(
     "text",
-    ["#" * 1_000_000, "\n#### " * 200_000, "\n#### 1" * 200_000 + "x", "#### " + "1" * 1_000_000 + "x", "\n" * 1_000_000],
+    [
+        "#" * 1_000_000,
+        "\n#### " * 200_000,
+        "\n#### 1" * 200_000 + "x",
+        "#### " + "1" * 1_000_000 + "x",
+        "\n" * 1_000_000,
+    ],
     ids=lambda text: ascii(text[:8]),
 )
 def test_the_shipped_pattern_takes_linear_time(text: str):

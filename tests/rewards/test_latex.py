@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cookbook.errors import ConfigError, DataError, RewardError
-from cookbook.scoring import score
-from cookbook.types import Completion, Example, RewardResult
+from cookbook.core.errors import ConfigError, DataError, RewardError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion, RewardResult
+from cookbook.core.scoring import score
 from rewards.latex import MathVerify
 from rewards.latex_worker import last_box
 
@@ -121,7 +122,9 @@ def test_a_worker_killed_in_the_middle_is_an_error_and_the_next_call_starts_anot
 @needs_math_verify
 def test_a_worker_that_cannot_start_is_an_error_without_a_value(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rewards.latex.sys.executable", "/bin/false")
-    result = asyncio.run(score(MathVerify(), Completion("5", "eos", 1), Example("x/1", (), "5"), retries=1, backoff_s=0))
+    result = asyncio.run(
+        score(MathVerify(), Completion("5", "eos", 1), Example("x/1", (), "5"), retries=1, backoff_s=0)
+    )
     assert result == RewardResult(0.0, "error")
 
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from cookbook.backends.types import StopReason
-from cookbook.errors import DataError
-from cookbook.types import Completion, Example
+from cookbook.core.errors import DataError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion
+from cookbook.core.types import StopReason
 from rewards.math import GSM8K, extract_answer, normalize_number, with_changed_number
 
 GSM8K_FOLDER = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"

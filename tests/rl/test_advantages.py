@@ -12,11 +12,15 @@ def test_mean_centered():
 
 def test_std_normalized_uses_the_sample_standard_deviation():
     spread = np.std(REWARDS, ddof=1)
-    assert StdNormalized(eps=1e-4)(REWARDS) == pytest.approx([(reward - 0.5625) / (spread + 1e-4) for reward in REWARDS])
+    assert StdNormalized(eps=1e-4)(REWARDS) == pytest.approx(
+        [(reward - 0.5625) / (spread + 1e-4) for reward in REWARDS]
+    )
 
 
 def test_rloo_compares_each_reward_with_the_mean_of_the_others():
-    expected = [reward - np.mean([other for j, other in enumerate(REWARDS) if j != i]) for i, reward in enumerate(REWARDS)]
+    expected = [
+        reward - np.mean([other for j, other in enumerate(REWARDS) if j != i]) for i, reward in enumerate(REWARDS)
+    ]
     assert RLOO()(REWARDS) == pytest.approx(expected)
 
 

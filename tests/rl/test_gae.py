@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from cookbook.backends.types import Datum, ModelInput
-from cookbook.errors import ConfigError
+from cookbook.core.errors import ConfigError
+from cookbook.core.types import Datum, ModelInput
 from cookbook.rl.advantages import RLOO, MeanCentered
 from cookbook.rl.gae import ReinforcePP, discounted_sums, gae, group_token_advantages, whiten
 from cookbook.rl.importance import truncate_importance
@@ -86,7 +86,12 @@ def test_group_advantages_are_the_same_for_all_tokens_of_a_trajectory():
 
 def datum(sampling: list[float], weights: list[float]) -> Datum:
     n = len(sampling)
-    inputs = {"target_tokens": np.zeros(n), "advantages": np.ones(n), "logprobs": np.array(sampling), "weights": np.array(weights)}
+    inputs = {
+        "target_tokens": np.zeros(n),
+        "advantages": np.ones(n),
+        "logprobs": np.array(sampling),
+        "weights": np.array(weights),
+    }
     return Datum(ModelInput.from_ints([0] * n), inputs)
 
 

@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from cookbook.backends.base import APIFuture
-from cookbook.backends.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
-from cookbook.datums import policy_datums
-from cookbook.errors import BackendError
+from cookbook.core.clients import APIFuture
+from cookbook.core.datums import policy_datums
+from cookbook.core.errors import BackendError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import RewardResult
+from cookbook.core.types import ModelInput, SampledSequence, SampleResponse, SamplingParams
+from cookbook.envs.base import Observation, StepResult
 from cookbook.rl.advantages import MeanCentered
 from cookbook.rl.batch import group_datums, kl_per_trajectory, rollout_metrics
-from cookbook.rl.env import Observation, StepResult
 from cookbook.rl.rollouts import collect
-from cookbook.types import Example, RewardResult
 
 EXAMPLES = [Example(str(index), (), "") for index in range(3)]
 PARAMS = SamplingParams(max_tokens=4)
@@ -31,7 +32,9 @@ class ScriptedSampler:
         if self.fail:
             future.set_exception(BackendError("sampler down"))
         else:
-            future.set_result(SampleResponse([SampledSequence([100 + j, 0], [-0.5, -0.25], "eos") for j in range(num_samples)]))
+            future.set_result(
+                SampleResponse([SampledSequence([100 + j, 0], [-0.5, -0.25], "eos") for j in range(num_samples)])
+            )
         return APIFuture(future)
 
     def compute_logprobs(self, prompt: ModelInput):
@@ -63,7 +66,9 @@ def test_a_group_shares_its_first_request_and_goes_its_own_ways_after():
     sampler = ScriptedSampler()
     rollouts = collect(sampler, EXAMPLES, TwoTurns, 4, PARAMS, (0, "rollout", 3))
     assert [group.example.id for group in rollouts.groups] == ["0", "1", "2"]
-    assert [(prompt.to_ints(), count) for prompt, count, _ in sampler.requests[:3]] == [([1, 2, place], 4) for place in range(3)]
+    assert [(prompt.to_ints(), count) for prompt, count, _ in sampler.requests[:3]] == [
+        ([1, 2, place], 4) for place in range(3)
+    ]
     assert all(count == 1 for _, count, _ in sampler.requests[3:])
     assert len(sampler.requests) == 3 + 3 * 4
     assert sampler.requests[3][2].stop == (0, "stop")
@@ -105,7 +110,9 @@ def test_a_failed_grader_is_in_no_baseline_and_no_batch():
     groups = collected()
     trajectories = groups[0].trajectories
     last = trajectories[3].transitions[1]
-    broken = replace(trajectories[3], transitions=(trajectories[3].transitions[0], replace(last, reward=RewardResult(0.0, "error"))))
+    broken = replace(
+        trajectories[3], transitions=(trajectories[3].transitions[0], replace(last, reward=RewardResult(0.0, "error")))
+    )
     groups[0] = replace(groups[0], trajectories=(*trajectories[:3], broken))
     data, _ = group_datums(groups[:1], MeanCentered())
     # Rewards 0, 1 and 2 remain: the middle one has advantage 0 and no datum.

@@ -15,9 +15,21 @@ from typing import Any, Literal
 from cookbook.sandbox.fusion import DEAF, HELLO
 
 Answer = dict[str, Any]
-Fault = Literal["500", "429", "400", "silent", "trickle", "dropped", "reset", "garbage", "not_fusion", "sandbox_error", "slow"]
+Fault = Literal[
+    "500", "429", "400", "silent", "trickle", "dropped", "reset", "garbage", "not_fusion", "sandbox_error", "slow"
+]
 
-RETRYABLE: tuple[Fault, ...] = ("500", "429", "silent", "trickle", "dropped", "reset", "garbage", "not_fusion", "sandbox_error")
+RETRYABLE: tuple[Fault, ...] = (
+    "500",
+    "429",
+    "silent",
+    "trickle",
+    "dropped",
+    "reset",
+    "garbage",
+    "not_fusion",
+    "sandbox_error",
+)
 
 SLOW_S = 0.8
 
@@ -26,11 +38,23 @@ RACE = "unable to perform operation on <WriteUnixTransport closed=True>; the han
 
 def finished(stdout: str = "", stderr: str = "", return_code: int = 0) -> Answer:
     """A CommandRunResult."""
-    return {"status": "Finished", "execution_time": 0.025, "return_code": return_code, "stdout": stdout, "stderr": stderr}
+    return {
+        "status": "Finished",
+        "execution_time": 0.025,
+        "return_code": return_code,
+        "stdout": stdout,
+        "stderr": stderr,
+    }
 
 
 def timed_out(stdout: str = "", seconds: float = 1.0) -> Answer:
-    return {"status": "TimeLimitExceeded", "execution_time": seconds, "return_code": None, "stdout": stdout, "stderr": ""}
+    return {
+        "status": "TimeLimitExceeded",
+        "execution_time": seconds,
+        "return_code": None,
+        "stdout": stdout,
+        "stderr": "",
+    }
 
 
 def response(run: Answer | None, compile: Answer | None = None) -> Answer:
@@ -49,7 +73,9 @@ def response(run: Answer | None, compile: Answer | None = None) -> Answer:
     }
 
 
-SANDBOX_ERROR = response({"status": "Error", "execution_time": None, "return_code": None, "stdout": None, "stderr": RACE})
+SANDBOX_ERROR = response(
+    {"status": "Error", "execution_time": None, "return_code": None, "stdout": None, "stderr": RACE}
+)
 
 
 class StandIn(ThreadingHTTPServer):

@@ -1,6 +1,13 @@
 """Hostile programs, continued: those that reach for files, other processes, privileges and the next program."""
 
-from tests.sandbox.hostile_programs import COMPILE_BOMBS, INPUT_AND_OUTPUT, MEMORY, TIME_AND_PROCESSES, Hostile, contained
+from tests.sandbox.hostile_programs import (
+    COMPILE_BOMBS,
+    INPUT_AND_OUTPUT,
+    MEMORY,
+    TIME_AND_PROCESSES,
+    Hostile,
+    contained,
+)
 
 FILES = (
     contained(

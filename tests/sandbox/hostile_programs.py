@@ -66,7 +66,11 @@ def contained(name: str, code: str, stdin: str = "") -> Hostile:
 TIME_AND_PROCESSES = (
     Hostile("infinite_loop", "timeout", "while True: pass"),
     Hostile("sleep_forever", "timeout", "import time; time.sleep(10**6)"),
-    Hostile("thread_that_never_ends", "timeout", "import threading, time; threading.Thread(target=time.sleep, args=(10**6,)).start()"),
+    Hostile(
+        "thread_that_never_ends",
+        "timeout",
+        "import threading, time; threading.Thread(target=time.sleep, args=(10**6,)).start()",
+    ),
     Hostile(
         "fork_bomb",
         "timeout",
@@ -306,7 +310,12 @@ for descriptor in range(3, 4096):
     attempt(descriptor, os.fstat, descriptor)
 """,
     ),
-    Hostile("prints_a_passed_marker", "runtime_error", """print('passed', '{"status": "ok", "exit": 0}'); raise SystemExit(1)""", exit=1),
+    Hostile(
+        "prints_a_passed_marker",
+        "runtime_error",
+        """print('passed', '{"status": "ok", "exit": 0}'); raise SystemExit(1)""",
+        exit=1,
+    ),
     Hostile("exits_before_the_tests", "ok", "import os; os._exit(0)", stdout="", exit=0),
     Hostile("unusual_exit_status", "runtime_error", "import os; os._exit(137)", exit=137),
 )

@@ -57,7 +57,9 @@ def processes_named(marker: str) -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             try:
-                named = (folder / "comm").read_text().strip() == marker or marker.encode() in (folder / "cmdline").read_bytes()
+                named = (folder / "comm").read_text().strip() == marker or marker.encode() in (
+                    folder / "cmdline"
+                ).read_bytes()
             except OSError:
                 continue
             if named:
@@ -71,7 +73,9 @@ def descendants(ancestor: int) -> set[int]:
         if folder.name.isdigit():
             try:
                 # The name, in parentheses, may hold anything; the parent is the second field after it.
-                parents[int(folder.name)] = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+                parents[int(folder.name)] = int(
+                    (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+                )
             except OSError:
                 continue
     found: set[int] = set()

@@ -13,10 +13,20 @@ from typing import Any, get_args
 
 import pytest
 
-from cookbook.errors import ConfigError
+from cookbook.core.errors import ConfigError
 from cookbook.sandbox.base import ExecResult, Language, Limits
 from cookbook.sandbox.fusion import DEAF, ECHO, HELLO, FusionSandbox
-from tests.sandbox.fusion_stand_in import RETRYABLE, SANDBOX_ERROR, SLOW_S, Answer, Fault, StandIn, finished, response, timed_out
+from tests.sandbox.fusion_stand_in import (
+    RETRYABLE,
+    SANDBOX_ERROR,
+    SLOW_S,
+    Answer,
+    Fault,
+    StandIn,
+    finished,
+    response,
+    timed_out,
+)
 
 Connect = Callable[..., FusionSandbox]
 
@@ -42,7 +52,9 @@ def connect(server: StandIn) -> Iterator[Connect]:
         sandbox.close()
 
 
-def run(sandbox: FusionSandbox, code: str = "program", language: Language = "python", stdin: str = "5\n", **rest: Any) -> ExecResult:
+def run(
+    sandbox: FusionSandbox, code: str = "program", language: Language = "python", stdin: str = "5\n", **rest: Any
+) -> ExecResult:
     return asyncio.run(sandbox.run(code, language, stdin, **rest))
 
 
@@ -76,7 +88,10 @@ def test_a_request_carries_program_files_and_limits(server: StandIn, connect: Co
 ENDINGS = {
     "ok": (response(finished("5\n", "debug\n")), ExecResult("ok", "5\n", "debug\n", 0, 0.0, 0.025, 0.0)),
     "exit": (response(finished("5\n", return_code=3)), ExecResult("runtime_error", "5\n", "", 3, 0.0, 0.025, 0.0)),
-    "signal": (response(finished(return_code=-11), finished()), ExecResult("runtime_error", "", "", -11, 0.0, 0.025, 0.0)),
+    "signal": (
+        response(finished(return_code=-11), finished()),
+        ExecResult("runtime_error", "", "", -11, 0.0, 0.025, 0.0),
+    ),
     "time": (response(timed_out("1\n")), ExecResult("timeout", "1\n", "", None, 0.0, 1.0, 0.0)),
     "python memory": (
         response(finished(stderr="  x=bytearray(10**9)\nMemoryError\n", return_code=1)),
@@ -100,7 +115,9 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize(("answer", "expected"), ENDINGS.values(), ids=ENDINGS)
-def test_what_a_program_does_is_its_status_and_is_not_repeated(answer: Answer, expected: ExecResult, server: StandIn, connect: Connect):
+def test_what_a_program_does_is_its_status_and_is_not_repeated(
+    answer: Answer, expected: ExecResult, server: StandIn, connect: Connect
+):
     sandbox = connect()
     server.answers["program"] = answer
     assert run(sandbox, limits=Limits(output_kb=1)) == expected
@@ -108,7 +125,9 @@ def test_what_a_program_does_is_its_status_and_is_not_repeated(answer: Answer, e
 
 
 @pytest.mark.parametrize("fault", RETRYABLE)
-def test_a_failure_of_the_server_is_retried_and_then_is_an_infrastructure_error(fault: Fault, server: StandIn, connect: Connect):
+def test_a_failure_of_the_server_is_retried_and_then_is_an_infrastructure_error(
+    fault: Fault, server: StandIn, connect: Connect
+):
     sandbox = connect(retries=2, request_timeout_margin_s=0.3)
     server.fail(fault)
     assert run(sandbox, limits=Limits(wall_s=0.2)).status == "ok"
@@ -149,12 +168,16 @@ def test_the_pauses_between_attempts_double(server: StandIn, connect: Connect):
     assert all(pause >= 0.08 * 2**number / 2 for number, pause in enumerate(pauses))
 
 
-def test_no_more_runs_than_allowed_are_with_the_server_and_waiting_here_is_not_run_time(server: StandIn, connect: Connect):
+def test_no_more_runs_than_allowed_are_with_the_server_and_waiting_here_is_not_run_time(
+    server: StandIn, connect: Connect
+):
     sandbox = connect(concurrency=3, retries=0, request_timeout_margin_s=0.8)
     server.run_s = 0.05
 
     async def all_at_once() -> list[ExecResult]:
-        return await asyncio.gather(*(sandbox.run("program", "python", str(number), limits=Limits(wall_s=0.2)) for number in range(60)))
+        return await asyncio.gather(
+            *(sandbox.run("program", "python", str(number), limits=Limits(wall_s=0.2)) for number in range(60))
+        )
 
     started = time.monotonic()
     results = asyncio.run(all_at_once())
@@ -267,10 +290,14 @@ def test_settings_are_checked(settings: dict[str, Any], reason: str, server: Sta
 
 
 def test_a_language_that_the_server_lacks_is_not_offered(server: StandIn, connect: Connect):
-    server.answers[HELLO["go"]] = response(None, finished(stderr="/bin/bash: line 1: go: command not found\n", return_code=127))
+    server.answers[HELLO["go"]] = response(
+        None, finished(stderr="/bin/bash: line 1: go: command not found\n", return_code=127)
+    )
     sandbox = connect()
     assert sandbox.languages == {"python", "cpp", "java", "rust", "javascript"}
-    with pytest.raises(ConfigError, match=r"does not run go: its probe ended with compile_error: .*go: command not found"):
+    with pytest.raises(
+        ConfigError, match=r"does not run go: its probe ended with compile_error: .*go: command not found"
+    ):
         run(sandbox, language="go")
     assert not server.requests
     assert server.url in sandbox.isolation
@@ -283,16 +310,36 @@ REAL_PROGRAMS: dict[str, tuple[Language, str, dict[str, Any], tuple[str, int | N
     "python exit": ("python", "raise SystemExit(7)", {"stdin": "unread\n" * 100_000}, ("runtime_error", 7, "")),
     "python signal": ("python", "import os; os.kill(os.getpid(), 11)", {}, ("runtime_error", -11, "")),
     "python syntax": ("python", "print(", {}, ("runtime_error", 1, "")),
-    "python time": ("python", "print(1, flush=True)\nwhile True: pass", {"limits": Limits(wall_s=1)}, ("timeout", None, "1\n")),
+    "python time": (
+        "python",
+        "print(1, flush=True)\nwhile True: pass",
+        {"limits": Limits(wall_s=1)},
+        ("timeout", None, "1\n"),
+    ),
     "python memory": ("python", "x = bytearray(10**10)", {}, ("memory", 1, "")),
     "python output": ("python", "print('x' * 4000)", {"limits": Limits(output_kb=1)}, ("output", 0, "x" * 1024)),
-    "c++": ("cpp", "#include <bits/stdc++.h>\nint main() { int a; std::cin >> a; std::cout << a + 1; }", {"stdin": "41"}, ("ok", 0, "42")),
+    "c++": (
+        "cpp",
+        "#include <bits/stdc++.h>\nint main() { int a; std::cin >> a; std::cout << a + 1; }",
+        {"stdin": "41"},
+        ("ok", 0, "42"),
+    ),
     "c++ exit": ("cpp", "int main() { return 7; }", {}, ("runtime_error", 7, "")),
     "c++ signal": ("cpp", "#include <cstdlib>\nint main() { abort(); }", {}, ("runtime_error", -6, "")),
     "c++ syntax": ("cpp", "int main() { return 0 }", {}, ("compile_error", 1, "")),
-    "c++ compile time": ("cpp", "#include <bits/stdc++.h>\nint main() {}", {"limits": Limits(compile_s=0.01)}, ("compile_error", None, "")),
+    "c++ compile time": (
+        "cpp",
+        "#include <bits/stdc++.h>\nint main() {}",
+        {"limits": Limits(compile_s=0.01)},
+        ("compile_error", None, ""),
+    ),
     "c++ time": ("cpp", "int main() { for (;;) ; }", {"limits": Limits(wall_s=1)}, ("timeout", None, "")),
-    "c++ memory": ("cpp", "#include <vector>\nint main() { std::vector<char> v(1l << 36); return v[5]; }", {}, ("memory", -6, "")),
+    "c++ memory": (
+        "cpp",
+        "#include <vector>\nint main() { std::vector<char> v(1l << 36); return v[5]; }",
+        {},
+        ("memory", -6, ""),
+    ),
     "javascript": ("javascript", "console.log(+require('fs').readFileSync(0) + 1)", {"stdin": "41"}, ("ok", 0, "42\n")),
 }
 
@@ -304,7 +351,9 @@ def test_the_real_server_agrees():
     assert {language for language, *_ in programs.values()} >= {"python", "cpp"}
 
     async def all_at_once() -> list[ExecResult]:
-        return await asyncio.gather(*(sandbox.run(code, language, **rest) for language, code, rest, _ in programs.values()))
+        return await asyncio.gather(
+            *(sandbox.run(code, language, **rest) for language, code, rest, _ in programs.values())
+        )
 
     results = dict(zip(programs, asyncio.run(all_at_once()), strict=True))
     sandbox.close()

@@ -20,15 +20,24 @@ from pathlib import Path
 
 import pytest
 
-from cookbook.data.code_problem import AssertTests, CallTests, CodeProblem
-from cookbook.errors import ConfigError
+from cookbook.core.errors import ConfigError
+from cookbook.core.examples import Example
+from cookbook.core.rollouts import Completion, RewardResult
 from cookbook.sandbox.base import ExecResult, Sandbox
 from cookbook.sandbox.local import LocalSandbox
-from cookbook.types import Completion, Example, RewardResult
+from cookbook.sandbox.problem import AssertTests, CallTests, CodeProblem
 from rewards.code import CodeReward
 from tests.sandbox.hostile_escapes import HOSTILE, PATCHES_EVERYTHING
 from tests.sandbox.hostile_programs import LIMITS, MARKER, NAME_PROCESS, PATIENT, Hostile, contained
-from tests.sandbox.hostile_watch import REPOSITORY, descendants, harmless_run, nothing_left, processes_named, resident_mb, wait_until
+from tests.sandbox.hostile_watch import (
+    REPOSITORY,
+    descendants,
+    harmless_run,
+    nothing_left,
+    processes_named,
+    resident_mb,
+    wait_until,
+)
 
 MARGIN_S = 3.0
 """How much later than its wall limit a run may end on a busy machine."""
@@ -291,7 +300,10 @@ def test_a_run_that_is_given_up_ends(end: str):
     async def give_up() -> None:
         # A run that is cancelled is held by its limits; one that is closed ends at once.
         limits = replace(LIMITS, wall_s=2) if end == "cancel" else replace(LIMITS, wall_s=60, cpu_s=60)
-        runs = [asyncio.create_task(sandbox.run(before[name].source, "python", limits=limits)) for name in ("sleep_forever", "fork_bomb")]
+        runs = [
+            asyncio.create_task(sandbox.run(before[name].source, "python", limits=limits))
+            for name in ("sleep_forever", "fork_bomb")
+        ]
         while len(processes_named(MARKER)) < 2:
             assert not any(run.done() for run in runs)
             await asyncio.sleep(0.05)
@@ -330,8 +342,13 @@ asyncio.run(main())
 def test_a_killed_host_takes_its_programs_along():
     marker = f"orphan{os.getpid()}"
     programs = {program.name: program for program in HOSTILE}
-    sources = [programs[name].source.replace(MARKER, marker) for name in ("sleep_forever", "fork_bomb", "ignores_every_signal")]
-    sources.append(NAME_PROCESS["python"].replace(MARKER, marker) + "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(10**6)")
+    sources = [
+        programs[name].source.replace(MARKER, marker) for name in ("sleep_forever", "fork_bomb", "ignores_every_signal")
+    ]
+    sources.append(
+        NAME_PROCESS["python"].replace(MARKER, marker)
+        + "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(10**6)"
+    )
     host = subprocess.Popen([sys.executable, "-c", HOST], cwd=REPOSITORY, stdin=subprocess.PIPE, text=True)
     assert host.stdin
     try:
@@ -344,7 +361,9 @@ def test_a_killed_host_takes_its_programs_along():
         host.wait()
     assert started and family
     assert wait_until(lambda: not processes_named(marker)), "a program outlived the host"
-    assert wait_until(lambda: not [process for process in family if Path(f"/proc/{process}").exists()]), "a worker outlived the host"
+    assert wait_until(lambda: not [process for process in family if Path(f"/proc/{process}").exists()]), (
+        "a worker outlived the host"
+    )
 
 
 ADD = "def add(a, b):\n    return a + b\n"
@@ -391,7 +410,9 @@ def test_a_program_cannot_pass_its_own_tests(sandbox: LocalSandbox, program: str
     async def grade() -> list[RewardResult]:
         examples = [Example(f"x/{number}", (), "", {"problem": problem}) for number, problem in enumerate(kinds)]
         calls = [(text, example) for example in examples for text in (program, ADD)]
-        return await asyncio.gather(*(reward(Completion(f"```python\n{text}```", "eos", 1), example) for text, example in calls))
+        return await asyncio.gather(
+            *(reward(Completion(f"```python\n{text}```", "eos", 1), example) for text, example in calls)
+        )
 
     hostile, honest, hostile_too, honest_too = asyncio.run(grade())
     assert [(result.value, result.status) for result in (hostile, hostile_too)] == [(0.0, "wrong")] * 2

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cookbook.errors import ConfigError
+from cookbook.core.errors import ConfigError
 from cookbook.sandbox import cpp, local
 from cookbook.sandbox.base import ExecResult, Language, Limits
 from cookbook.sandbox.local import LocalSandbox
@@ -76,7 +76,12 @@ PROGRAMS = {
     "buffer": ("import sys; print(len(sys.stdin.buffer.read()))", "żółw", 0, "7\n"),
     "open0": ("print(sum(map(int, open(0))))", "1\n2\n3\n", 0, "6\n"),
     "dev_stdin": ("print(open('/dev/stdin').read())", "x", 0, "x\n"),
-    "main": ("if __name__ == '__main__': print(__file__.rpartition('/')[2], __import__('sys').argv[1:])", "", 0, "main.py []\n"),
+    "main": (
+        "if __name__ == '__main__': print(__file__.rpartition('/')[2], __import__('sys').argv[1:])",
+        "",
+        0,
+        "main.py []\n",
+    ),
     "unicode": ("print(input()[::-1])", "ąβ漢", 0, "漢βą\n"),
     "bytes": (r"import sys; sys.stdout.buffer.write(b'a\0\xff\n')", "", 0, "a\0�\n"),
     "exit": ("print('x', end=''); exit(7)", "", 7, "x"),
@@ -147,7 +152,10 @@ BROKEN_LIMITS = {
     "cpu": ("while True: pass", "timeout"),
     "cpu_of_children": ("import os\nfor _ in range(3): os.fork()\nwhile True: pass", "timeout"),
     "wall": ("import time; time.sleep(60)", "timeout"),
-    "memory": ("x = bytearray(200 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\nimport time; time.sleep(9)", "memory"),
+    "memory": (
+        "x = bytearray(200 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\nimport time; time.sleep(9)",
+        "memory",
+    ),
     "memory_of_children": (
         "import os, time\nos.fork(); os.fork()\nx = b'x' * (40 << 20)\ntime.sleep(9)",
         "memory",
@@ -157,7 +165,10 @@ BROKEN_LIMITS = {
     "stderr": ("import sys\nwhile True: sys.stderr.write('x' * 1000)", "output"),
     "file": ("open('f', 'wb').write(b'x' * (3 << 20))", "runtime_error"),
     "files": ("for i in range(9): open(str(i), 'wb').write(b'x' * (1 << 20))", "runtime_error"),
-    "processes": ("import threading, time\nfor i in range(20): threading.Thread(target=time.sleep, args=(9,)).start()", "timeout"),
+    "processes": (
+        "import threading, time\nfor i in range(20): threading.Thread(target=time.sleep, args=(9,)).start()",
+        "timeout",
+    ),
     "descriptors": ("import os\nwhile True: os.dup(0)", "runtime_error"),
 }
 
@@ -168,7 +179,9 @@ def test_what_breaks_a_limit_ends_with_its_status(sandbox: LocalSandbox, name: s
         pytest.skip("only a file system of its own can count all files of a program")
     code, status = BROKEN_LIMITS[name]
     started = time.monotonic()
-    result = run(sandbox, code, limits=Limits(**{**vars(SMALL), "wall_s": 1.0}) if name in ("wall", "processes") else SMALL)
+    result = run(
+        sandbox, code, limits=Limits(**{**vars(SMALL), "wall_s": 1.0}) if name in ("wall", "processes") else SMALL
+    )
     assert result.status == status, result
     assert time.monotonic() - started < 10
     assert len(result.stdout) <= 64 * 1024 and len(result.stderr) <= 64 * 1024
@@ -182,7 +195,10 @@ def test_the_time_in_the_queue_is_not_run_time(sandbox: LocalSandbox) -> None:
     async def many() -> list[ExecResult]:
         limits = Limits(wall_s=1.5)
         return await asyncio.gather(
-            *[sandbox.run("import time; time.sleep(0.4); print(input())", "python", str(i), limits=limits) for i in range(10)]
+            *[
+                sandbox.run("import time; time.sleep(0.4); print(input())", "python", str(i), limits=limits)
+                for i in range(10)
+            ]
         )
 
     started = time.monotonic()
@@ -314,7 +330,9 @@ def test_without_namespaces_processes_and_files_still_end(bare: LocalSandbox) ->
     for name, (code, status) in BROKEN_LIMITS.items():
         if name in ("cpu_of_children", "memory_of_children", "stdout"):
             assert run(bare, code, limits=SMALL).status == status, name
-    assert [name for name in os.listdir(tempfile.gettempdir()) if name.startswith(f"{WORK_PREFIX}{_zygotes(bare)[0]}-")] == []
+    assert [
+        name for name in os.listdir(tempfile.gettempdir()) if name.startswith(f"{WORK_PREFIX}{_zygotes(bare)[0]}-")
+    ] == []
 
 
 def test_isolation_may_be_required(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +344,9 @@ def test_isolation_may_be_required(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
-def test_cpp_is_compiled_once_and_judged_by_the_same_limits(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpp_is_compiled_once_and_judged_by_the_same_limits(
+    sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled: list[str] = []
     compile_one = cpp.compile
 
@@ -358,11 +378,24 @@ def test_cpp_is_compiled_once_and_judged_by_the_same_limits(sandbox: LocalSandbo
     """
 
     async def all_of_them() -> list[ExecResult]:
-        return await asyncio.gather(*[sandbox.run(code, "cpp", f"{what} 5", {"a.txt": "given"}, SMALL) for what in range(10)])
+        return await asyncio.gather(
+            *[sandbox.run(code, "cpp", f"{what} 5", {"a.txt": "given"}, SMALL) for what in range(10)]
+        )
 
     results = asyncio.run(all_of_them())
     statuses = [result.status for result in results]
-    assert statuses == ["ok", "memory", "runtime_error", "timeout", "output", "ok", "memory", "ok", "ok", "runtime_error"]
+    assert statuses == [
+        "ok",
+        "memory",
+        "runtime_error",
+        "timeout",
+        "output",
+        "ok",
+        "memory",
+        "ok",
+        "ok",
+        "runtime_error",
+    ]
     assert [results[i].stdout for i in (0, 5, 7)] == ["5\n", "50000\n5\n", "given\n5\n"]
     assert (results[2].exit, results[9].exit) == (-signal.SIGSEGV, 3)
     assert len(compiled) == 1
@@ -434,7 +467,10 @@ def test_closing_ends_everything_and_leaves_nothing() -> None:
     pids = _zygotes(sandbox)
     results = asyncio.run(closed_while_running())
     assert time.monotonic() - started < 10
-    assert {result.status if isinstance(result, ExecResult) else "cancelled" for result in results} == {"infrastructure_error", "cancelled"}
+    assert {result.status if isinstance(result, ExecResult) else "cancelled" for result in results} == {
+        "infrastructure_error",
+        "cancelled",
+    }
     sandbox.close()
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     with pytest.raises(ConfigError, match="closed"):
@@ -462,7 +498,9 @@ time.sleep(0.5)
 print(next(iter(sandbox._pool._all))._process.pid, flush=True)
 """
     root = str(Path(__file__).parents[2])
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}) as host:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}
+    ) as host:
         assert host.stdout is not None
         pids = [int(host.stdout.readline())]
         while children := Path(f"/proc/{pids[-1]}/task/{pids[-1]}/children").read_text().split():
@@ -502,12 +540,18 @@ print(sandbox.isolation)
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         package = Path(__file__).parents[2] / "cookbook"
-        shutil.copytree(package / "sandbox", f"{directory}/cookbook/sandbox", ignore=shutil.ignore_patterns("__pycache__", "fusion.py"))
+        shutil.copytree(
+            package / "sandbox",
+            f"{directory}/cookbook/sandbox",
+            ignore=shutil.ignore_patterns("__pycache__", "fusion.py"),
+        )
         for name in ("__init__.py", "errors.py", "notices.py"):
             shutil.copy(package / name, f"{directory}/cookbook/{name}")
         command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python, "-B", "-c", code]
         environment = {"PYTHONPATH": directory, "PATH": "/usr/bin:/bin"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/", timeout=60, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd="/", timeout=60, check=False
+        )
     if "NO namespaces" in done.stdout:
         pytest.skip("unprivileged user namespaces are not allowed here")
     assert done.stderr == ""

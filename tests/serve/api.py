@@ -20,7 +20,9 @@ class Api:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         url = f"{self.url}{path}" if path.startswith("/") else f"{self.url}/api/v1/{path}"
         key = {} if self.key is None else {"X-API-Key": self.key}
-        request = urllib.request.Request(url, data, {"Content-Type": "application/json", **key, **headers}, method=method)
+        request = urllib.request.Request(
+            url, data, {"Content-Type": "application/json", **key, **headers}, method=method
+        )
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
                 return response.status, _decode(response.read())
@@ -58,7 +60,12 @@ class Api:
 
     def model(self, session: str | None = None, number: int = 0) -> str:
         lora = {"rank": 4, "seed": 1}
-        asked = {"session_id": session or self.session(), "model_seq_id": number, "base_model": self.base_model, "lora_config": lora}
+        asked = {
+            "session_id": session or self.session(),
+            "model_seq_id": number,
+            "base_model": self.base_model,
+            "lora_config": lora,
+        }
         return self.result("create_model", asked)["model_id"]
 
 

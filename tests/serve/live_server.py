@@ -16,16 +16,16 @@ from typing import IO
 
 import uvicorn
 
-from cookbook.backends.base import ServiceClient
-from cookbook.serve.app import create_app
-from cookbook.serve.limits import Limits
-from cookbook.serve.metrics import Metrics
-from cookbook.serve.openai import openai_routes
-from cookbook.serve.server import Server, Settings
-from cookbook.serve.service import TrainingService
-from cookbook.serve.store import Store
-from cookbook.serve.tenants import Tenants
-from cookbook.serve.tinker import tinker_routes
+from cookbook.core.clients import ServiceClient
+from cookbook.serve.adapters.openai import openai_routes
+from cookbook.serve.adapters.tinker import tinker_routes
+from cookbook.serve.core.limits import Limits
+from cookbook.serve.core.service import TrainingService
+from cookbook.serve.core.store import Store
+from cookbook.serve.core.tenants import Tenants
+from cookbook.serve.http.app import create_app
+from cookbook.serve.http.metrics import Metrics
+from cookbook.serve.http.server import Server, Settings
 
 API_KEY = "tml-any-key-will-do-here"
 """What the tinker SDK demands of a key's form; a server without keys accepts any."""
@@ -54,7 +54,9 @@ def live_service(
     metrics.watch(service)
     app = create_app(service, Tenants(keys), metrics, [tinker_routes, openai_routes], max_body_bytes)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
+    )
     with _running(server, lambda: asyncio.run(server.serve(sockets=[listener]))):
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}", service
@@ -87,7 +89,16 @@ def server_process(
     `log` takes the lines of its standard output; it is complete at the end of the block.
     """
     log = [] if log is None else log
-    command: Sequence[str] = [sys.executable, "-m", "cookbook.serve", "--port", "0", "--state-dir", str(state_dir), *arguments]
+    command: Sequence[str] = [
+        sys.executable,
+        "-m",
+        "cookbook.serve",
+        "--port",
+        "0",
+        "--state-dir",
+        str(state_dir),
+        *arguments,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert process.stdout is not None
     # A full pipe would stop the server.

@@ -13,8 +13,8 @@ import pytest
 
 from cookbook.backends.fake import FakeService
 from cookbook.serve.__main__ import main
-from cookbook.serve.server import remove_leftovers
-from cookbook.serve.store import CheckpointRecord, Store
+from cookbook.serve.core.store import CheckpointRecord, Store
+from cookbook.serve.http.server import remove_leftovers
 from tests.serve.api import Api
 from tests.serve.live_server import live_server, live_service
 
@@ -48,9 +48,12 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_health_needs_no_key_and_metrics_count_what_was_done(api: Api):
     assert Api(api.url).call("/healthz") == (200, {"status": "ok"}) == Api(api.url).call("healthz")
     model_id = api.model()
-    assert "error" in api.result("load_weights", {"model_id": model_id, "path": "tinker://x/weights/y", "optimizer": False})
+    assert "error" in api.result(
+        "load_weights", {"model_id": model_id, "path": "tinker://x/weights/y", "optimizer": False}
+    )
     sampler = api.ok(
-        "create_sampling_session", {"session_id": model_id.partition(":")[0], "sampling_session_seq_id": 0, "base_model": "fake"}
+        "create_sampling_session",
+        {"session_id": model_id.partition(":")[0], "sampling_session_seq_id": 0, "base_model": "fake"},
     )
     asked = {"prompt": {"chunks": [{"tokens": [5, 6, 7]}]}, "sampling_params": {"max_tokens": 2}}
     drawn = api.result("asample", {**sampler, **asked})["sequences"][0]["tokens"]
@@ -101,7 +104,9 @@ def test_another_address_than_loopback_needs_keys(capsys: pytest.CaptureFixture[
 def test_a_port_in_use_and_one_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"--port {port} on 127.0.0.1: is in use; choose another" in refusal(capsys, "--port", port, "--state-dir", tmp_path)
+        assert f"--port {port} on 127.0.0.1: is in use; choose another" in refusal(
+            capsys, "--port", port, "--state-dir", tmp_path
+        )
     assert "cannot be had" in refusal(capsys, "--port", 99999, "--state-dir", tmp_path)
 
 
@@ -126,7 +131,12 @@ def test_a_bad_key_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, cont
     if content is not None:
         file.write_text(content)
     said = refusal(capsys, "--port", 0, "--api-keys", file, "--state-dir", tmp_path / "state")
-    assert re.search(f"--api-keys {file}.*{message}", said) and KEY not in said and "secret" not in said and "tml-short" not in said
+    assert (
+        re.search(f"--api-keys {file}.*{message}", said)
+        and KEY not in said
+        and "secret" not in said
+        and "tml-short" not in said
+    )
 
 
 def test_bad_settings_and_models(capsys: pytest.CaptureFixture[str], tmp_path: Path):
@@ -140,9 +150,11 @@ def test_bad_settings_and_models(capsys: pytest.CaptureFixture[str], tmp_path: P
         assert message in refusal(capsys, "--port", 0, "--state-dir", tmp_path, *arguments)
 
 
-def test_without_the_extra_it_says_what_to_install(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_extra_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "cookbook.serve.server", raising=False)
+    monkeypatch.delitem(sys.modules, "cookbook.serve.http.server", raising=False)
     assert "pip install -e '.[serve]'" in refusal(capsys, "--port", 0, "--state-dir", tmp_path)
 
 
@@ -153,7 +165,9 @@ def test_saves_that_were_never_recorded_are_removed_at_the_start(tmp_path: Path)
         (folder / name).mkdir(parents=True)
     for name in ("kept", "sampler/kept-too"):
         store.put_checkpoint(
-            CheckpointRecord(f"tinker://m/weights/{name}", "a", "m", "weights", name, str(folder / name), "tiny", 8, 1, 0.0)
+            CheckpointRecord(
+                f"tinker://m/weights/{name}", "a", "m", "weights", name, str(folder / name), "tiny", 8, 1, 0.0
+            )
         )
     remove_leftovers(store, folder)
     store.close()

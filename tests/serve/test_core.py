@@ -12,14 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cookbook.backends.base import APIFuture
 from cookbook.backends.fake import FakeService, FakeTrainingClient
-from cookbook.backends.types import AdamParams, Datum, ModelInput, OptimStepResponse, SamplingParams
-from cookbook.errors import DataError
-from cookbook.serve import service as service_module
-from cookbook.serve.errors import Gone, InvalidRequest, NotFound, OperationFailed, QuotaExceeded, ShuttingDown
-from cookbook.serve.limits import Limits
-from cookbook.serve.operations import (
+from cookbook.core.clients import APIFuture
+from cookbook.core.errors import DataError
+from cookbook.core.types import AdamParams, Datum, ModelInput, OptimStepResponse, SamplingParams
+from cookbook.serve.core import service as service_module
+from cookbook.serve.core.errors import (
+    Gone,
+    InvalidRequest,
+    NotFound,
+    OperationFailed,
+    QuotaExceeded,
+    ShuttingDown,
+)
+from cookbook.serve.core.limits import Limits
+from cookbook.serve.core.operations import (
     CreateModel,
     CreateModelFromState,
     Forward,
@@ -31,9 +38,9 @@ from cookbook.serve.operations import (
     Snapshot,
     Usage,
 )
-from cookbook.serve.service import TrainingService
-from cookbook.serve.store import Store
-from cookbook.serve.tickets import Ticket
+from cookbook.serve.core.service import TrainingService
+from cookbook.serve.core.store import Store
+from cookbook.serve.core.tickets import Ticket
 
 TOKENS = 6
 STEP = OptimStep(AdamParams(learning_rate=0.1))
@@ -82,7 +89,9 @@ class Client:
 
 
 def open_service(folder: Path, limits: Limits | None = None, backend: FakeService | None = None) -> TrainingService:
-    return TrainingService(backend or FakeService(str(folder / "states")), Store(folder / "serve.sqlite"), {"fake": "fake"}, limits)
+    return TrainingService(
+        backend or FakeService(str(folder / "states")), Store(folder / "serve.sqlite"), {"fake": "fake"}, limits
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +142,11 @@ class Gate(FakeService):
 
 def test_operations_run_in_the_order_of_their_numbers(service: TrainingService):
     client, plain = Client(service), Client(service)
-    late = [client.send(STEP, sequence=4), client.send(forward_backward(datum(2)), sequence=3), client.send(STEP, sequence=2)]
+    late = [
+        client.send(STEP, sequence=4),
+        client.send(forward_backward(datum(2)), sequence=3),
+        client.send(STEP, sequence=2),
+    ]
     assert not service.ticket("a", late[0]).future.done()
     client.send(forward_backward(datum(1)), sequence=1)
     client.result(late[0])
@@ -199,7 +212,9 @@ def test_a_snapshot_is_pinned_and_the_live_sampler_follows(service: TrainingServ
     after, ready = service.live_sampler("a", client.model_id)
     assert after is not live
     ready.future.result(10)
-    drawn = [client.result(service.sample("a", name, None, sample(8))).sequences for name in (before, live.id, after.id)]
+    drawn = [
+        client.result(service.sample("a", name, None, sample(8))).sequences for name in (before, live.id, after.id)
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -218,7 +233,9 @@ def test_one_bad_sample_of_a_batch_fails_alone(service: TrainingService):
     client = Client(service)
     sampler = client.snapshot()
     bad = Sample(ModelInput.from_ints([10**6]), 1, SamplingParams(4))
-    tickets = [service.sample("a", sampler, index, operation) for index, operation in enumerate((sample(), bad, sample()))]
+    tickets = [
+        service.sample("a", sampler, index, operation) for index, operation in enumerate((sample(), bad, sample()))
+    ]
     assert client.result(tickets[0]) == client.result(tickets[2])
     with pytest.raises(DataError, match="token id"):
         client.result(tickets[1])
@@ -304,7 +321,9 @@ def test_a_poisoned_operation_fails_alone(service: TrainingService, monkeypatch:
     client = Client(service)
     before = client.logprobs()
     with pytest.raises(DataError):
-        client.do(Forward((Datum(ModelInput.from_ints([1]), {"weights": np.ones(1)}),), "cross_entropy", {}, backward=True))
+        client.do(
+            Forward((Datum(ModelInput.from_ints([1]), {"weights": np.ones(1)}),), "cross_entropy", {}, backward=True)
+        )
 
     def broken(*arguments: Any) -> APIFuture[Any]:
         future: Future[Any] = Future()
@@ -342,7 +361,9 @@ def test_checkpoints_and_usage_outlive_the_process_and_a_session_is_recreated(tm
     record = again.store.session("a", client.session_id)
     assert record is not None and record.state == "Failed"
     for attempt in (lambda: again.ticket("a", ticket), lambda: again.submit("a", client.model_id, 9, STEP)):
-        with pytest.raises(Gone, match=rf"is Failed \(the server ended before it\); create a new session, and load .* {path}"):
+        with pytest.raises(
+            Gone, match=rf"is Failed \(the server ended before it\); create a new session, and load .* {path}"
+        ):
             attempt()
     assert again.store.usage("a") == usage
     session_id = again.create_session("a").id

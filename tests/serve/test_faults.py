@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cookbook.backends.base import APIFuture
 from cookbook.backends.fake import FakeService, FakeTrainingClient
-from cookbook.backends.types import AdamParams, Datum, ModelInput, OptimStepResponse
-from cookbook.serve import service as service_module
-from cookbook.serve.limits import Limits
-from cookbook.serve.operations import Usage
-from cookbook.serve.service import TrainingService
-from cookbook.serve.store import Store
-from cookbook.serve.tinker import routes
+from cookbook.core.clients import APIFuture
+from cookbook.core.types import AdamParams, Datum, ModelInput, OptimStepResponse
+from cookbook.serve.adapters.tinker import routes
+from cookbook.serve.core import service as service_module
+from cookbook.serve.core.limits import Limits
+from cookbook.serve.core.operations import Usage
+from cookbook.serve.core.service import TrainingService
+from cookbook.serve.core.store import Store
 from tests.serve.api import ONE_LINE, Api
 from tests.serve.live_server import API_KEY, live_service, server_process
 
@@ -83,7 +83,9 @@ def tokens_of(shift: int) -> tuple[list[int], list[int]]:
     return [*range(5, 5 + TOKENS)], [5 + shift % 20] * TOKENS
 
 
-def forward_backward(model_id: str, seq_id: int | None = None, shift: int = 1, forward_only: bool = False) -> dict[str, Any]:
+def forward_backward(
+    model_id: str, seq_id: int | None = None, shift: int = 1, forward_only: bool = False
+) -> dict[str, Any]:
     tokens, targets = tokens_of(shift)
     datum = {
         "model_input": {"chunks": [{"tokens": tokens}]},
@@ -98,7 +100,9 @@ def optim_step(model_id: str, seq_id: int | None = None) -> dict[str, Any]:
 
 
 def logprobs(api: Api, model_id: str) -> list[float]:
-    return api.result("forward_backward", forward_backward(model_id, forward_only=True))["loss_fn_outputs"][0]["logprobs"]["data"]
+    return api.result("forward_backward", forward_backward(model_id, forward_only=True))["loss_fn_outputs"][0][
+        "logprobs"
+    ]["data"]
 
 
 def eventually(condition: Callable[[], bool], what: str, within_s: float = 10) -> None:
@@ -115,7 +119,10 @@ def test_operations_in_any_order_and_many_times_are_applied_once_and_in_turn(tmp
     with fake_server(tmp_path) as (api, service, _):
         model_id = api.model()
         sent = [("forward_backward", forward_backward(model_id, 1 + shift, shift)) for shift in range(12)]
-        sent += [("optim_step", optim_step(model_id, 13)), ("forward_backward", forward_backward(model_id, 14, 3, forward_only=True))]
+        sent += [
+            ("optim_step", optim_step(model_id, 13)),
+            ("forward_backward", forward_backward(model_id, 14, 3, forward_only=True)),
+        ]
         resent = [*reversed(sent), *random.Random(0).choices(sent, k=30)]
         with ThreadPoolExecutor(8) as pool:
             answers = [*pool.map(lambda request: api.ok(*request)["request_id"], resent)]
@@ -129,14 +136,20 @@ def test_operations_in_any_order_and_many_times_are_applied_once_and_in_turn(tmp
         plain = FakeService().create_lora_training_client("fake", 4, 32.0, 1)
         for shift in range(12):
             tokens, targets = tokens_of(shift)
-            plain.forward_backward([Datum(ModelInput.from_ints(tokens), {"target_tokens": np.array(targets)})], "cross_entropy").result()
+            plain.forward_backward(
+                [Datum(ModelInput.from_ints(tokens), {"target_tokens": np.array(targets)})], "cross_entropy"
+            ).result()
         norm = plain.optim_step(AdamParams(**ADAM)).result().metrics
         tokens, targets = tokens_of(3)
-        after = plain.forward([Datum(ModelInput.from_ints(tokens), {"target_tokens": np.array(targets)})], "cross_entropy").result()
+        after = plain.forward(
+            [Datum(ModelInput.from_ints(tokens), {"target_tokens": np.array(targets)})], "cross_entropy"
+        ).result()
         by_id = dict(zip(answers, results, strict=True))
         assert by_id[by_number[13]]["metrics"] == pytest.approx(norm)
         np.testing.assert_allclose(
-            by_id[by_number[14]]["loss_fn_outputs"][0]["logprobs"]["data"], after.loss_fn_outputs[0]["logprobs"], rtol=1e-6
+            by_id[by_number[14]]["loss_fn_outputs"][0]["logprobs"]["data"],
+            after.loss_fn_outputs[0]["logprobs"],
+            rtol=1e-6,
         )
         assert service.store.usage("local") == Usage(prefill=TOKENS, trained=12 * TOKENS)
 
@@ -148,19 +161,30 @@ def test_repeated_samples_and_creations_are_one(tmp_path: Path):
         sampler = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "fake"}
         with ThreadPoolExecutor(8) as pool:
             created = {*pool.map(lambda _: api.ok("create_model", create)["request_id"], range(8))}
-            samplers = {*pool.map(lambda _: api.ok("create_sampling_session", sampler)["sampling_session_id"], range(8))}
-            asked = {"sampling_session_id": next(iter(samplers)), "seq_id": 1, "num_samples": 2, "prompt": {"chunks": [{"tokens": [5, 6]}]}}
+            samplers = {
+                *pool.map(lambda _: api.ok("create_sampling_session", sampler)["sampling_session_id"], range(8))
+            }
+            asked = {
+                "sampling_session_id": next(iter(samplers)),
+                "seq_id": 1,
+                "num_samples": 2,
+                "prompt": {"chunks": [{"tokens": [5, 6]}]},
+            }
             asked["sampling_params"] = {"max_tokens": 4}
             drawn = {*pool.map(lambda _: api.ok("asample", asked)["request_id"], range(8))}
         assert [len(ids) for ids in (created, samplers, drawn)] == [1, 1, 1]
         sequences = api.fetch(next(iter(drawn)))["sequences"]
-        assert service.store.usage("local") == Usage(prefill=2, sampled=sum(len(sequence["tokens"]) for sequence in sequences))
+        assert service.store.usage("local") == Usage(
+            prefill=2, sampled=sum(len(sequence["tokens"]) for sequence in sequences)
+        )
 
 
 def test_the_operation_that_others_wait_for_is_accepted_though_they_fill_the_queue(tmp_path: Path):
     with fake_server(tmp_path, limits=Limits(max_queued=4)) as (api, _, _):
         model_id = api.model()
-        waiting = [api.ok("forward_backward", forward_backward(model_id, number))["request_id"] for number in range(2, 6)]
+        waiting = [
+            api.ok("forward_backward", forward_backward(model_id, number))["request_id"] for number in range(2, 6)
+        ]
         assert "try again" in api.refused(429, "forward_backward", forward_backward(model_id, 6))
         api.result("forward_backward", forward_backward(model_id, 1))
         for request_id in waiting:
@@ -242,13 +266,21 @@ def test_the_sdk_waits_on_after_a_poll_that_ran_out_of_time(
     tinker = pytest.importorskip("tinker")
     monkeypatch.setattr(routes, "HOLD_S", 0.1)
     caplog.set_level(logging.INFO, "cookbook.serve.access")
-    with fake_server(tmp_path) as (api, service, backend), tinker.ServiceClient(base_url=api.url, api_key=API_KEY) as client:
+    with (
+        fake_server(tmp_path) as (api, service, backend),
+        tinker.ServiceClient(base_url=api.url, api_key=API_KEY) as client,
+    ):
         model = client.create_lora_training_client("fake", rank=4).result(timeout=20)
         backend.step_s = 1.0
-        backward, step = model.forward_backward(sdk_data(1), "cross_entropy"), model.optim_step(tinker.AdamParams(**ADAM))
+        backward, step = (
+            model.forward_backward(sdk_data(1), "cross_entropy"),
+            model.optim_step(tinker.AdamParams(**ADAM)),
+        )
         assert backward.result(timeout=20).metrics and step.result(timeout=20).metrics["grad_norm"] > 0
         assert service.store.usage("local") == Usage(trained=TOKENS)
-        statuses = [json.loads(record.message)["status"] for record in caplog.records if record.name == "cookbook.serve.access"]
+        statuses = [
+            json.loads(record.message)["status"] for record in caplog.records if record.name == "cookbook.serve.access"
+        ]
         assert statuses.count(408) >= 5
 
 
@@ -257,7 +289,9 @@ def sdk_data(count: int, repeat: int = 1) -> list:
 
     tokens, targets = (values * repeat for values in tokens_of(1))
     inputs = {"target_tokens": targets}
-    return [tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens), loss_fn_inputs=dict(inputs)) for _ in range(count)]
+    return [
+        tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens), loss_fn_inputs=dict(inputs)) for _ in range(count)
+    ]
 
 
 def test_the_sdk_backs_off_from_full_quotas_and_completes(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -277,10 +311,15 @@ def test_the_sdk_backs_off_from_full_quotas_and_completes(tmp_path: Path, caplog
             backend.gate.clear()
             steps = []
             for _ in range(8):
-                steps += [model.forward_backward(sdk_data(1), "cross_entropy"), model.optim_step(tinker.AdamParams(**ADAM))]
+                steps += [
+                    model.forward_backward(sdk_data(1), "cross_entropy"),
+                    model.optim_step(tinker.AdamParams(**ADAM)),
+                ]
             prompt, params = tinker.ModelInput.from_ints([5, 6]), tinker.SamplingParams(max_tokens=2)
             samples = [sampler.sample(prompt, 1, params) for _ in range(8)]
-            eventually(lambda: refused() >= {"create_session", "asample"} and len(refused()) > 2, "all kinds are refused")
+            eventually(
+                lambda: refused() >= {"create_session", "asample"} and len(refused()) > 2, "all kinds are refused"
+            )
             backend.gate.set()
             assert all(step.result(timeout=30).metrics for step in steps)
             drawn = [sequence for sample in samples for sequence in sample.result(timeout=30).sequences]
@@ -310,9 +349,14 @@ def test_an_oversized_body_is_refused_and_the_numbers_after_it_end_as_the_text_s
             with pytest.raises(tinker.APIStatusError, match="send less data at once") as caught:
                 large.result(timeout=20)
             assert caught.value.status_code == 413
-            with pytest.raises(tinker.RequestFailedError, match=r"operation 1 of .* did not arrive in time; .* send them again"):
+            with pytest.raises(
+                tinker.RequestFailedError, match=r"operation 1 of .* did not arrive in time; .* send them again"
+            ):
                 behind.result(timeout=20)
-            backward, step = model.forward_backward(sdk_data(1), "cross_entropy"), model.optim_step(tinker.AdamParams(**ADAM))
+            backward, step = (
+                model.forward_backward(sdk_data(1), "cross_entropy"),
+                model.optim_step(tinker.AdamParams(**ADAM)),
+            )
             assert backward.result(timeout=20).metrics and step.result(timeout=20).metrics["grad_norm"] > 0
         assert service.store.usage("local") == Usage(trained=TOKENS)
 
@@ -343,8 +387,19 @@ def test_damaged_protobuf_never_breaks_the_server(tmp_path: Path):
 
 def test_without_a_known_key_no_endpoint_answers(tmp_path: Path):
     with fake_server(tmp_path, keys=[("a", KEY_A)]) as (api, _, _):
-        paths = [("POST", "create_session"), ("POST", "asample"), ("POST", "retrieve_future"), ("POST", "forward_backward"), ("GET", "x")]
-        paths += [("GET", "checkpoints"), ("GET", "/metrics"), ("GET", "/v1/models"), ("POST", "/oai/api/v1/chat/completions")]
+        paths = [
+            ("POST", "create_session"),
+            ("POST", "asample"),
+            ("POST", "retrieve_future"),
+            ("POST", "forward_backward"),
+            ("GET", "x"),
+        ]
+        paths += [
+            ("GET", "checkpoints"),
+            ("GET", "/metrics"),
+            ("GET", "/v1/models"),
+            ("POST", "/oai/api/v1/chat/completions"),
+        ]
         for key, message in (
             (None, "no API key"),
             ("tml-key-that-nobody-has-99", "unknown API key"),
@@ -364,7 +419,9 @@ def test_another_tenants_ids_look_like_ids_that_do_not_exist(tmp_path: Path):
         model_id = mine.model()
         session = model_id.partition(":")[0]
         mine.result("forward_backward", forward_backward(model_id))
-        sampler = mine.result("save_weights_for_sampler", {"model_id": model_id, "sampling_session_seq_id": 0})["sampling_session_id"]
+        sampler = mine.result("save_weights_for_sampler", {"model_id": model_id, "sampling_session_seq_id": 0})[
+            "sampling_session_id"
+        ]
         path = mine.result("save_weights", {"model_id": model_id, "path": "secret"})["path"]
         request_id = mine.ok("optim_step", optim_step(model_id))["request_id"]
         before, usage = logprobs(mine, model_id), service.store.usage("a")
@@ -390,8 +447,16 @@ def test_another_tenants_ids_look_like_ids_that_do_not_exist(tmp_path: Path):
             ("POST", "save_weights_for_sampler", {"model_id": model_id, "path": "mine"}),
             ("POST", "load_weights", {"model_id": model_id, "path": path, "optimizer": True}),
             ("POST", "load_weights", {"session_id": own_session, "model_seq_id": 8, "path": path, "optimizer": True}),
-            ("POST", "create_sampling_session", {"session_id": session, "sampling_session_seq_id": 0, "base_model": "fake"}),
-            ("POST", "create_sampling_session", {"session_id": own_session, "sampling_session_seq_id": 0, "model_path": path}),
+            (
+                "POST",
+                "create_sampling_session",
+                {"session_id": session, "sampling_session_seq_id": 0, "base_model": "fake"},
+            ),
+            (
+                "POST",
+                "create_sampling_session",
+                {"session_id": own_session, "sampling_session_seq_id": 0, "model_path": path},
+            ),
             ("GET", f"samplers/{sampler}", None),
             ("POST", "asample", {"sampling_session_id": sampler, **prompt}),
             ("POST", "retrieve_future", {"request_id": request_id}),
@@ -416,8 +481,16 @@ def test_another_tenants_ids_look_like_ids_that_do_not_exist(tmp_path: Path):
             guessed, unknown = other.call(where, body, method), other.call(replaced(where), replaced(body), method)
             assert guessed[0] == 404 and ONE_LINE.fullmatch(guessed[1]["detail"]), (where, guessed)
             assert replaced(guessed) == replaced(unknown), where
-        assert "there is no checkpoint" in other.failed("load_weights", {"model_id": own_model, "path": path, "optimizer": True})
-        for listing in ("sessions", "training_runs", "checkpoints", f"training_runs/{model_id}/checkpoints", "/v1/models"):
+        assert "there is no checkpoint" in other.failed(
+            "load_weights", {"model_id": own_model, "path": path, "optimizer": True}
+        )
+        for listing in (
+            "sessions",
+            "training_runs",
+            "checkpoints",
+            f"training_runs/{model_id}/checkpoints",
+            "/v1/models",
+        ):
             assert session not in json.dumps(other.ok(listing)), listing
         assert other.ok("training_runs")["cursor"]["total_count"] == 1
 
@@ -467,7 +540,10 @@ def kill_while_saving(
             for number in itertools.count(seq_id, 4):
                 saves = [("save_weights", f"s{number}"), ("save_weights_for_sampler", "again")] * 2
                 saves[2] = ("save_weights", f"s{number}-too")
-                bodies = [(path, {"model_id": model_id, "seq_id": number + i, "path": name}) for i, (path, name) in enumerate(saves)]
+                bodies = [
+                    (path, {"model_id": model_id, "seq_id": number + i, "path": name})
+                    for i, (path, name) in enumerate(saves)
+                ]
                 for request_id in [api.ok(*body)["request_id"] for body in bodies]:
                     acknowledged.append(api.fetch(request_id)["path"])
 
@@ -516,8 +592,14 @@ def test_sigterm_ends_what_runs_fails_what_waits_and_logs_no_secrets(tmp_path: P
         api.refused(401, "asample", {"prompt": marker}, **{"X-API-Key": f"tml-{marker}"})
         api.failed("save_weights", {"model_id": model_id, "path": f"{marker}/"})
         session = model_id.partition(":")[0]
-        sampler = api.ok("create_sampling_session", {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"})
-        long = {"prompt": {"chunks": [{"tokens": [40]}]}, "sampling_params": {"max_tokens": 150, "stop": marker}, "num_samples": 100}
+        sampler = api.ok(
+            "create_sampling_session", {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
+        )
+        long = {
+            "prompt": {"chunks": [{"tokens": [40]}]},
+            "sampling_params": {"max_tokens": 150, "stop": marker},
+            "num_samples": 100,
+        }
         running = api.ok("asample", {**sampler, **long})["request_id"]
         time.sleep(0.3)
         queued = [api.ok("forward_backward", forward_backward(model_id))["request_id"] for _ in range(5)]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cookbook.backends.fake import FakeService, FakeTrainingClient
-from cookbook.backends.types import Datum, ModelInput
-from cookbook.serve.logprobs import run_forward
-from cookbook.serve.operations import Forward
+from cookbook.core.types import Datum, ModelInput
+from cookbook.serve.core.logprobs import run_forward
+from cookbook.serve.core.operations import Forward
 
 LOSSES = ("cross_entropy", "importance_sampling")
 
@@ -51,7 +51,12 @@ def expected(data: Sequence[Datum]) -> list[np.ndarray]:
 
 def test_the_samples_of_a_prompt_cost_one_pass_over_the_prompt() -> None:
     first, second = [5, 6, 7, 8], [9, 10, 11]
-    data = (rollout(first, [20, 21], 1.0), rollout(first, [22, 23, 24], -1.0), rollout(second, [25, 26], 0.5), rollout([5], [7, 8], 1.0))
+    data = (
+        rollout(first, [20, 21], 1.0),
+        rollout(first, [22, 23, 24], -1.0),
+        rollout(second, [25, 26], 0.5),
+        rollout([5], [7, 8], 1.0),
+    )
     client = Sparing()
     output = run_forward(client, Forward(data, "importance_sampling", {}, backward=True, every_logprob=True), LOSSES)
     for got, every in zip(output.loss_fn_outputs, expected(data), strict=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cookbook.backends.local import LocalService
-from cookbook.backends.types import ModelInput, SamplingParams
+from cookbook.core.types import ModelInput, SamplingParams
 from tests.serve.live_server import API_KEY, live_server
 
 if importlib.util.find_spec("openai") is None or importlib.util.find_spec("tinker") is None:
@@ -54,9 +54,15 @@ def prompt_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]  # pyright: ignore[reportReturnType]
 
 
-def test_a_seeded_chat_is_what_the_backend_draws(client: openai.OpenAI, local: LocalService, tokenizer: PreTrainedTokenizerBase):
+def test_a_seeded_chat_is_what_the_backend_draws(
+    client: openai.OpenAI, local: LocalService, tokenizer: PreTrainedTokenizerBase
+):
     prompt = prompt_of(tokenizer)
-    drawn = local.create_sampling_client(base_model="tiny").sample(ModelInput.from_ints(prompt), 4, SamplingParams(40, seed=3)).result()
+    drawn = (
+        local.create_sampling_client(base_model="tiny")
+        .sample(ModelInput.from_ints(prompt), 4, SamplingParams(40, seed=3))
+        .result()
+    )
     answer = client.chat.completions.create(model="tiny", messages=MESSAGES, n=4, seed=3, max_tokens=40, logprobs=True)
     assert [choice.message.content for choice in answer.choices] == [
         tokenizer.decode(sequence.tokens, skip_special_tokens=True) for sequence in drawn.sequences
@@ -70,7 +76,10 @@ def test_a_seeded_chat_is_what_the_backend_draws(client: openai.OpenAI, local: L
         assert len(values) == len(sequence.tokens) - ended
         assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
     assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), sum(len(s.tokens) for s in drawn.sequences))
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (
+        len(prompt),
+        sum(len(s.tokens) for s in drawn.sequences),
+    )
 
 
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI):
@@ -90,7 +99,11 @@ def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI):
 
 
 def test_a_stop_string_ends_the_text_before_itself(client: openai.OpenAI):
-    greedy = client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=60).choices[0].message.content
+    greedy = (
+        client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=60)
+        .choices[0]
+        .message.content
+    )
     assert greedy is not None and "####" in greedy
     stopped = client.chat.completions.create(
         model="tiny", messages=MESSAGES, temperature=0, max_tokens=60, stop=["####", "@"], logprobs=True
@@ -114,13 +127,16 @@ def test_completions_take_text_or_tokens(client: openai.OpenAI, tokenizer: PreTr
     assert "".join(choice.text for event in streamed for choice in event.choices) == by_tokens.choices[0].text
 
 
-def test_weights_in_training_and_a_saved_checkpoint(url: str, client: openai.OpenAI, tokenizer: PreTrainedTokenizerBase):
+def test_weights_in_training_and_a_saved_checkpoint(
+    url: str, client: openai.OpenAI, tokenizer: PreTrainedTokenizerBase
+):
     """Teach a model one sentence: the live name follows it, the checkpoint keeps it, the base model never hears of it."""
     prompt, taught = prompt_of(tokenizer), tokenizer(TAUGHT, add_special_tokens=False)["input_ids"]
     tokens = [*prompt, *taught, tokenizer.eos_token_id]  # pyright: ignore[reportGeneralTypeIssues]
     weights = [0.0] * (len(prompt) - 1) + [1.0] * (len(tokens) - len(prompt))
     datum = tinker.Datum(
-        model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:], "weights": weights}
+        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:], "weights": weights},
     )
     service = tinker.ServiceClient(base_url=url, api_key=API_KEY)
     training = service.create_lora_training_client(base_model="tiny", rank=8, seed=0).result()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from cookbook.backends import types as ours
 from cookbook.backends.local import LocalService
-from cookbook.serve.tinker import routes
+from cookbook.core import types as ours
+from cookbook.serve.adapters.tinker import routes
 from tests.serve.live_server import API_KEY, live_server
 
 tinker = pytest.importorskip("tinker", reason="the tinker SDK is not installed: pip install -e '.[tinker]'")
@@ -32,7 +32,10 @@ POLICY = {
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch, live_server(tmp_path_factory.mktemp("server"), max_queued=256) as running:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        live_server(tmp_path_factory.mktemp("server"), max_queued=256) as running,
+    ):
         patch.setenv("TINKER_TELEMETRY", "0")
         yield running
 
@@ -59,7 +62,10 @@ def pair(client, local: LocalService):
 
 
 def theirs(inputs: dict, count: int = 2) -> list:
-    return [types.Datum(model_input=types.ModelInput.from_ints(PROMPT[:4]), loss_fn_inputs=dict(inputs)) for _ in range(count)]
+    return [
+        types.Datum(model_input=types.ModelInput.from_ints(PROMPT[:4]), loss_fn_inputs=dict(inputs))
+        for _ in range(count)
+    ]
 
 
 def mine(inputs: dict, count: int = 2) -> list[ours.Datum]:
@@ -100,18 +106,27 @@ def step(pair) -> None:
 def test_losses(pair, loss_fn: str, inputs: dict, config: dict | None) -> None:
     remote, local = pair
     step(pair)
-    assert_same(remote.forward(theirs(inputs), loss_fn, config).result(), local.forward(mine(inputs), loss_fn, config).result())
+    assert_same(
+        remote.forward(theirs(inputs), loss_fn, config).result(), local.forward(mine(inputs), loss_fn, config).result()
+    )
     got = remote.forward_backward(theirs(inputs), loss_fn, config)
     stepped = remote.optim_step(types.AdamParams(**ADAM))
     assert_same(got.result(), local.forward_backward(mine(inputs), loss_fn, config).result())
-    assert stepped.result().metrics == pytest.approx(local.optim_step(ours.AdamParams(**ADAM)).result().metrics, rel=1e-4)
-    assert_same(remote.forward(theirs(TARGETS), "cross_entropy").result(), local.forward(mine(TARGETS), "cross_entropy").result())
+    assert stepped.result().metrics == pytest.approx(
+        local.optim_step(ours.AdamParams(**ADAM)).result().metrics, rel=1e-4
+    )
+    assert_same(
+        remote.forward(theirs(TARGETS), "cross_entropy").result(),
+        local.forward(mine(TARGETS), "cross_entropy").result(),
+    )
 
 
 def test_a_client_can_do_without_the_logprobs_that_no_loss_reads(client) -> None:
     metadata = {"sparse_logprobs": "true"}
     model = client.create_lora_training_client("tiny", rank=4, seed=SEED, user_metadata=metadata).result(timeout=60)
-    trained = model.forward_backward(theirs(TARGETS), "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
+    trained = (
+        model.forward_backward(theirs(TARGETS), "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
+    )
     scored = model.forward(theirs(TARGETS), "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
     assert trained[0] == 0.0 and scored[0] < 0.0
     np.testing.assert_allclose(trained[1:], scored[1:], atol=1e-4)
@@ -141,7 +156,9 @@ def test_custom_loss(pair, inputs: dict) -> None:
     expected = local.forward_backward_custom(mine(plain), loss).result()
     assert got.result().metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=1e-5)
     assert got.result().metrics["mine"] == 1.0
-    assert stepped.result().metrics == pytest.approx(local.optim_step(ours.AdamParams(**ADAM)).result().metrics, rel=1e-4)
+    assert stepped.result().metrics == pytest.approx(
+        local.optim_step(ours.AdamParams(**ADAM)).result().metrics, rel=1e-4
+    )
 
 
 def test_many_chunks_are_one_batch(pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +166,9 @@ def test_many_chunks_are_one_batch(pair, monkeypatch: pytest.MonkeyPatch) -> Non
     for threshold in ("OFF_LOOP_BYTES", "METADATA_FIRST_BYTES"):  # what happens to large ones
         monkeypatch.setattr(routes, threshold, 1)
     # The SDK sends a batch's first chunk last.
-    monkeypatch.setattr(remote.holder, "_client_config", remote.holder._client_config.model_copy(update={"fwdbwd_max_chunk_len": 3}))
+    monkeypatch.setattr(
+        remote.holder, "_client_config", remote.holder._client_config.model_copy(update={"fwdbwd_max_chunk_len": 3})
+    )
     got = remote.forward_backward(theirs(TARGETS, 10), "cross_entropy").result()
     assert_same(got, local.forward_backward(mine(TARGETS, 10), "cross_entropy").result())
 
@@ -164,7 +183,9 @@ def sample_both(remote, local, params, stop: tuple = (), num_samples: int = 4):
     for sequence, other in zip(got.sequences, expected.sequences, strict=True):
         np.testing.assert_allclose(sequence.logprobs, other.logprobs, atol=1e-4)
         assert sequence.stop_reason == ("length" if other.stop_reason == "length" else "stop")
-    assert got.prompt_logprobs[0] is None and got.prompt_logprobs[1:] == pytest.approx(expected.prompt_logprobs[1:], abs=1e-4)
+    assert got.prompt_logprobs[0] is None and got.prompt_logprobs[1:] == pytest.approx(
+        expected.prompt_logprobs[1:], abs=1e-4
+    )
     assert got.topk_prompt_logprobs[0] is None
     assert [[token for token, _ in row] for row in got.topk_prompt_logprobs[1:]] == [
         [token for token, _ in row] for row in expected.topk_prompt_logprobs[1:]
@@ -176,13 +197,19 @@ def sample_both(remote, local, params, stop: tuple = (), num_samples: int = 4):
 def test_samples_of_live_weights(pair) -> None:
     remote, local = pair
     step(pair)
-    sampler, other = remote.save_weights_and_get_sampling_client().result(), local.save_weights_and_get_sampling_client()
+    sampler, other = (
+        remote.save_weights_and_get_sampling_client().result(),
+        local.save_weights_and_get_sampling_client(),
+    )
     assert sampler.get_base_model() == "tiny"
     plain = sample_both(sampler, other, SEEDED)
     assert sample_both(sampler, other, SEEDED).sequences[0].tokens == plain.sequences[0].tokens
     sample_both(sampler, other, types.SamplingParams(max_tokens=8, seed=5, temperature=0.7, top_k=20, top_p=0.9))
     sample_both(sampler, other, GREEDY, num_samples=1)
-    fresh = [sampler.sample(types.ModelInput.from_ints(PROMPT), 8, types.SamplingParams(max_tokens=8)).result() for _ in range(2)]
+    fresh = [
+        sampler.sample(types.ModelInput.from_ints(PROMPT), 8, types.SamplingParams(max_tokens=8)).result()
+        for _ in range(2)
+    ]
     assert [s.tokens for s in fresh[0].sequences] != [s.tokens for s in fresh[1].sequences]
     got = sampler.compute_logprobs(types.ModelInput.from_ints(PROMPT)).result()
     expected = other.compute_logprobs(ours.ModelInput.from_ints(PROMPT)).result()
@@ -194,13 +221,18 @@ def test_samples_of_live_weights(pair) -> None:
 @pytest.mark.parametrize("as_list", [True, False])
 def test_stops(pair, as_list: bool) -> None:
     remote, local = pair
-    sampler, other = remote.save_weights_and_get_sampling_client().result(), local.save_weights_and_get_sampling_client()
+    sampler, other = (
+        remote.save_weights_and_get_sampling_client().result(),
+        local.save_weights_and_get_sampling_client(),
+    )
     free = sample_both(sampler, other, SEEDED, num_samples=1).sequences[0].tokens
     text = local.get_tokenizer().decode(free[:2])[-1]
     stop = [text] if as_list else text
     got = sample_both(sampler, other, types.SamplingParams(max_tokens=12, seed=11, stop=stop), (text,), 1).sequences[0]
     assert got.stop_reason == "stop" and len(got.tokens) <= 2
-    got = sample_both(sampler, other, types.SamplingParams(max_tokens=12, seed=11, stop=[free[1]]), (free[1],), 1).sequences[0]
+    got = sample_both(
+        sampler, other, types.SamplingParams(max_tokens=12, seed=11, stop=[free[1]]), (free[1],), 1
+    ).sequences[0]
     assert got.stop_reason == "stop" and got.tokens == free[: free.index(free[1]) + 1]
 
 
@@ -220,14 +252,20 @@ def test_save_and_load_state(pair, client, local: LocalService) -> None:
                 remote.load_state(saved.path).result()
                 other.load_state(saved_here.path).result()
         step(pair)
-        assert_same(remote.forward(theirs(TARGETS), "cross_entropy").result(), other.forward(mine(TARGETS), "cross_entropy").result())
+        assert_same(
+            remote.forward(theirs(TARGETS), "cross_entropy").result(),
+            other.forward(mine(TARGETS), "cross_entropy").result(),
+        )
     for with_optimizer in (False, True):
         suffix = "_with_optimizer" if with_optimizer else ""
         again = getattr(client, f"create_training_client_from_state{suffix}")(saved.path).result()
         assert again.get_info().lora_rank == RANK and again.get_info().model_data.model_name == "tiny"
         copy = (again, local.create_training_client_from_state(saved_here.path, with_optimizer))
         step(copy)
-        got, expected = (copy[0].forward(theirs(TARGETS), "cross_entropy"), copy[1].forward(mine(TARGETS), "cross_entropy"))
+        got, expected = (
+            copy[0].forward(theirs(TARGETS), "cross_entropy"),
+            copy[1].forward(mine(TARGETS), "cross_entropy"),
+        )
         assert_same(got.result(), expected.result())
 
 
@@ -249,7 +287,10 @@ def test_sampler_from_a_path_and_of_the_base_model(pair, client, local: LocalSer
     sampler = client.create_sampling_client(model_path=path).result()
     assert sampler.get_base_model() == "tiny"
     sample_both(sampler, local.create_sampling_client(model_path=here), SEEDED)
-    base, base_here = client.create_sampling_client(base_model="tiny").result(), local.create_sampling_client(base_model="tiny")
+    base, base_here = (
+        client.create_sampling_client(base_model="tiny").result(),
+        local.create_sampling_client(base_model="tiny"),
+    )
     sample_both(base, base_here, SEEDED)
     for copy in (
         pickle.loads(pickle.dumps(sampler)),
@@ -271,7 +312,10 @@ def test_listings(url: str, pair, client) -> None:
     page = rest.list_training_runs(limit=1).result()
     assert page.training_runs[0].training_run_id == remote.model_id and page.cursor.total_count >= 1
     found = {c.checkpoint_id: c for c in rest.list_checkpoints(remote.model_id).result().checkpoints}
-    assert {key: c.checkpoint_type for key, c in found.items()} == {"weights/listed": "training", "sampler_weights/listed": "sampler"}
+    assert {key: c.checkpoint_type for key, c in found.items()} == {
+        "weights/listed": "training",
+        "sampler_weights/listed": "sampler",
+    }
     assert found["weights/listed"].expires_at is None and found["sampler_weights/listed"].expires_at is not None
     assert found["weights/listed"].size_bytes > 0
     assert state in [c.tinker_path for c in rest.list_user_checkpoints().result().checkpoints]
@@ -285,7 +329,9 @@ def test_listings(url: str, pair, client) -> None:
     rest.set_checkpoint_ttl_from_tinker_path(state, 3600).result()
     assert rest.get_training_run(remote.model_id).result().last_checkpoint.expires_at is not None
     rest.delete_checkpoint_from_tinker_path(state).result()
-    assert [c.checkpoint_id for c in rest.list_checkpoints(remote.model_id).result().checkpoints] == ["sampler_weights/listed"]
+    assert [c.checkpoint_id for c in rest.list_checkpoints(remote.model_id).result().checkpoints] == [
+        "sampler_weights/listed"
+    ]
     with pytest.raises(tinker.NotFoundError, match="there is no checkpoint"):
         rest.get_weights_info_by_tinker_path(state).result()
     with pytest.raises(tinker.NotFoundError, match="publishing is not supported"):
@@ -351,12 +397,19 @@ def test_roles_alpha_and_full_parameters_by_metadata(client, local: LocalService
         model.optim_step(types.AdamParams(**ADAM))
         return model.forward(theirs(TARGETS), "cross_entropy").result().metrics["loss:sum"]
 
-    losses = [loss_after_a_step(metadata) for metadata in ({"lora_alpha": "32"}, {"lora_alpha": "8"}, {"full_parameter": "true"})]
+    losses = [
+        loss_after_a_step(metadata)
+        for metadata in ({"lora_alpha": "32"}, {"lora_alpha": "8"}, {"full_parameter": "true"})
+    ]
     assert len({round(loss, 3) for loss in losses}) == 3
     assert loss_after_a_step({}) == pytest.approx(losses[0], rel=1e-5)
     critic = client.create_lora_training_client("tiny", rank=4, user_metadata={"role": "critic"}).result(timeout=60)
     data = theirs({"target_tokens": TARGETS["target_tokens"]}, 1)
-    returns = {"returns": np.ones(4, np.float32), "old_values": np.zeros(4, np.float32), "weights": np.ones(4, np.float32)}
+    returns = {
+        "returns": np.ones(4, np.float32),
+        "old_values": np.zeros(4, np.float32),
+        "weights": np.ones(4, np.float32),
+    }
     critic_data = [types.Datum(model_input=data[0].model_input, loss_fn_inputs={**data[0].loss_fn_inputs, **returns})]
     assert critic.forward_backward(critic_data, "value").result().loss_fn_outputs[0]["values"].shape == [4]
     with pytest.raises(tinker.BadRequestError, match="policy or critic"):

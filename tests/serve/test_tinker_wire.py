@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from cookbook.backends.types import ForwardBackwardOutput, SampledSequence, SampleResponse
-from cookbook.errors import CookbookError, DataError
-from cookbook.serve.errors import InvalidRequest
-from cookbook.serve.operations import Forward
-from cookbook.serve.tinker import wire
+from cookbook.core.errors import CookbookError, DataError
+from cookbook.core.types import ForwardBackwardOutput, SampledSequence, SampleResponse
+from cookbook.serve.adapters.tinker import wire
+from cookbook.serve.core.errors import InvalidRequest
+from cookbook.serve.core.operations import Forward
 
 tinker = pytest.importorskip("tinker", reason="the tinker SDK is not installed: pip install -e '.[tinker]'")
 sdk = pytest.importorskip("tinker.proto.tinker_public_pb2")
-request_conv, response_conv = pytest.importorskip("tinker.proto.request_conv"), pytest.importorskip("tinker.proto.response_conv")
+request_conv, response_conv = (
+    pytest.importorskip("tinker.proto.request_conv"),
+    pytest.importorskip("tinker.proto.response_conv"),
+)
 
 
 def request_bytes(*data, loss_fn="cross_entropy", config=None, forward_only=False) -> bytes:
@@ -72,14 +75,20 @@ def test_sparse_tensors_are_the_dense_ones_they_came_from() -> None:
 
 def test_dense_soft_targets_keep_their_shape() -> None:
     targets = np.arange(1, 7).reshape(3, 2)
-    inputs = read(request_bytes(datum([1, 2, 3], target_tokens=targets, weights=np.full((3, 2), 0.5, np.float32)))).data[0].loss_fn_inputs
+    inputs = (
+        read(request_bytes(datum([1, 2, 3], target_tokens=targets, weights=np.full((3, 2), 0.5, np.float32))))
+        .data[0]
+        .loss_fn_inputs
+    )
     np.testing.assert_array_equal(inputs["target_tokens"], targets)
     assert inputs["weights"].shape == (3, 2)
 
 
 def test_mask_becomes_a_factor_of_the_weights() -> None:
     mask = np.float32([0, 1, 1])
-    with_weights = read(request_bytes(datum([1, 2, 3], target_tokens=[1, 2, 3], weights=[2.0, 3.0, 4.0], mask=mask))).data[0]
+    with_weights = read(
+        request_bytes(datum([1, 2, 3], target_tokens=[1, 2, 3], weights=[2.0, 3.0, 4.0], mask=mask))
+    ).data[0]
     np.testing.assert_array_equal(with_weights.loss_fn_inputs["weights"], [0, 3, 4])
     alone = read(request_bytes(datum([1, 2, 3], target_tokens=np.ones((3, 2), np.int64), mask=mask))).data[0]
     np.testing.assert_array_equal(alone.loss_fn_inputs["weights"], [[0, 0], [1, 1], [1, 1]])
@@ -125,7 +134,11 @@ def test_what_is_wrong_with_a_datum_is_said_in_one_line() -> None:
 )
 def test_inconsistent_sparse_tensors_are_refused_before_they_take_memory(change) -> None:
     message = sdk.ForwardBackwardRequest.FromString(request_bytes(datum([1, 2], target_tokens=[1, 2])))
-    csr = sdk.SparseCsr(values=np.float32([1]).tobytes(), crow_indices=np.int64([0, 1, 1]).tobytes(), col_indices=np.int64([0]).tobytes())
+    csr = sdk.SparseCsr(
+        values=np.float32([1]).tobytes(),
+        crow_indices=np.int64([0, 1, 1]).tobytes(),
+        col_indices=np.int64([0]).tobytes(),
+    )
     tensor = message.data[0].loss_fn_inputs["weights"]
     tensor.CopyFrom(sdk.Tensor(sparse_csr=csr, dtype=sdk.DTYPE_FLOAT32, shape=[2, 4]))
     change(tensor)
@@ -156,7 +169,9 @@ def test_the_sdk_reads_our_forward_backward_output() -> None:
         {"logprobs": np.float32([-7, -8])},
     ]
     metrics = {"loss:sum": 12.5, "clip:mean": 0.0}
-    got = response_conv.deserialize_forward_backward_output(wire.encode_forward_backward(ForwardBackwardOutput(outputs, metrics)))
+    got = response_conv.deserialize_forward_backward_output(
+        wire.encode_forward_backward(ForwardBackwardOutput(outputs, metrics))
+    )
     assert got.metrics == metrics
     assert [datum["logprobs"].shape for datum in got.loss_fn_outputs] == [[3], [1], [3, 2], [2]]
     for mine, theirs in zip(outputs, got.loss_fn_outputs, strict=True):
@@ -165,7 +180,11 @@ def test_the_sdk_reads_our_forward_backward_output() -> None:
 
 def test_the_sdk_reads_our_sample_response() -> None:
     response = SampleResponse(
-        [SampledSequence([5, 6], [-0.5, -0.25], "length"), SampledSequence([7], [-1.0], "eos"), SampledSequence([8], [0.0], "stop")],
+        [
+            SampledSequence([5, 6], [-0.5, -0.25], "length"),
+            SampledSequence([7], [-1.0], "eos"),
+            SampledSequence([8], [0.0], "stop"),
+        ],
         prompt_logprobs=[None, -2.5],
         topk_prompt_logprobs=[None, [(0, -0.5), (4, -1.5)]],
     )
@@ -177,5 +196,7 @@ def test_the_sdk_reads_our_sample_response() -> None:
     ]
     assert got.prompt_logprobs == [None, -2.5]
     assert got.topk_prompt_logprobs == [None, [(0, -0.5), (4, -1.5)]]
-    bare = response_conv.deserialize_sample_response(wire.encode_sample(SampleResponse([SampledSequence([1], [-1.0], "eos")])))
+    bare = response_conv.deserialize_sample_response(
+        wire.encode_sample(SampleResponse([SampledSequence([1], [-1.0], "eos")]))
+    )
     assert bare.prompt_logprobs is None and bare.topk_prompt_logprobs is None

@@ -19,12 +19,22 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
-from cookbook.backends.base import APIFuture, Capabilities, CustomLoss, LossConfig
 from cookbook.backends.fake.critic import value_loss
-from cookbook.backends.fake.model import LOSSES, NextToken, TrainedWeights, base_logits, draw, log_softmax, logits_gradient, target_logprobs
+from cookbook.backends.fake.model import (
+    LOSSES,
+    NextToken,
+    TrainedWeights,
+    base_logits,
+    draw,
+    log_softmax,
+    logits_gradient,
+    target_logprobs,
+)
 from cookbook.backends.fake.state import SessionSettings, read_state, write_state
 from cookbook.backends.fake.tokenizer import VOCABULARY_SIZE, build_tokenizer
-from cookbook.backends.types import (
+from cookbook.core.clients import APIFuture, Capabilities, CustomLoss, LossConfig
+from cookbook.core.errors import BackendError, CapabilityError, CheckpointError, ConfigError, DataError
+from cookbook.core.types import (
     AdamParams,
     Datum,
     ForwardBackwardOutput,
@@ -36,7 +46,6 @@ from cookbook.backends.types import (
     SaveResponse,
     check_soft_targets,
 )
-from cookbook.errors import BackendError, CapabilityError, CheckpointError, ConfigError, DataError
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +78,9 @@ class FakeService:
     def __init__(self, state_dir: str | None = None, capabilities: Capabilities = FAKE_CAPABILITIES) -> None:
         beyond = sorted(set(capabilities.losses) - set(LOSSES))
         if beyond:
-            raise ConfigError(f"FakeService: capabilities claim {', '.join(beyond)}, which the fake backend cannot do; remove it")
+            raise ConfigError(
+                f"FakeService: capabilities claim {', '.join(beyond)}, which the fake backend cannot do; remove it"
+            )
         self._capabilities = capabilities
         self._temporary_dir: tempfile.TemporaryDirectory[str] | None = None
         if state_dir is None:
@@ -92,11 +103,17 @@ class FakeService:
     ) -> FakeTrainingClient:
         self.check_running("create_lora_training_client")
         if rank is None and not self._capabilities.full_parameter:
-            raise CapabilityError("create_lora_training_client: this backend has no full-parameter training (rank=None); give a rank")
+            raise CapabilityError(
+                "create_lora_training_client: this backend has no full-parameter training (rank=None); give a rank"
+            )
         if rank is not None and rank < 1:
-            raise ConfigError(f"create_lora_training_client: rank is {rank}; it must be at least 1, or None to train every weight")
+            raise ConfigError(
+                f"create_lora_training_client: rank is {rank}; it must be at least 1, or None to train every weight"
+            )
         if role == "critic" and not self._capabilities.critic:
-            raise CapabilityError("create_lora_training_client: this backend has no critic; choose an advantage that needs none")
+            raise CapabilityError(
+                "create_lora_training_client: this backend has no critic; choose an advantage that needs none"
+            )
         return FakeTrainingClient(self, SessionSettings(base_model, rank, alpha, seed, role), TrainedWeights())
 
     def create_training_client_from_state(self, path: str, with_optimizer: bool = False) -> FakeTrainingClient:
@@ -104,7 +121,9 @@ class FakeService:
         settings, weights = read_state(path, with_optimizer)
         return FakeTrainingClient(self, settings, weights)
 
-    def create_sampling_client(self, base_model: str | None = None, model_path: str | None = None) -> FakeSamplingClient:
+    def create_sampling_client(
+        self, base_model: str | None = None, model_path: str | None = None
+    ) -> FakeSamplingClient:
         self.check_running("create_sampling_client")
         if base_model is not None and model_path is None:
             return FakeSamplingClient(self, base_logits(base_model))
@@ -148,7 +167,9 @@ class FakeTrainingClient:
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return build_tokenizer()
 
-    def forward(self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None) -> APIFuture[ForwardBackwardOutput]:
+    def forward(
+        self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
+    ) -> APIFuture[ForwardBackwardOutput]:
         return self._submit("forward", lambda: self._run_loss(data, loss_fn, loss_fn_config, backward=False))
 
     def forward_backward(
@@ -160,7 +181,9 @@ class FakeTrainingClient:
         return self._submit("forward_backward_custom", lambda: self._run_custom_loss(data, loss_fn))
 
     def optim_step(self, adam_params: AdamParams) -> APIFuture[OptimStepResponse]:
-        return self._submit("optim_step", lambda: OptimStepResponse({"grad_norm": self._weights.adam_step(adam_params)}))
+        return self._submit(
+            "optim_step", lambda: OptimStepResponse({"grad_norm": self._weights.adam_step(adam_params)})
+        )
 
     def save_state(self, name: str) -> APIFuture[SaveResponse]:
         return self._submit("save_state", lambda: self._save("states", name, with_optimizer=True))
@@ -172,10 +195,14 @@ class FakeTrainingClient:
         return self._submit("load_state_with_optimizer", lambda: self._load(path, with_optimizer=True))
 
     def save_weights_for_sampler(self, name: str) -> APIFuture[SaveResponse]:
-        return self._submit("save_weights_for_sampler", lambda: self._save("sampler_weights", name, with_optimizer=False))
+        return self._submit(
+            "save_weights_for_sampler", lambda: self._save("sampler_weights", name, with_optimizer=False)
+        )
 
     def save_weights_and_get_sampling_client(self) -> FakeSamplingClient:
-        return self._submit("save_weights_and_get_sampling_client", lambda: FakeSamplingClient(self._service, self._logits)).result()
+        return self._submit(
+            "save_weights_and_get_sampling_client", lambda: FakeSamplingClient(self._service, self._logits)
+        ).result()
 
     def stop(self) -> None:
         self._stopped = True
@@ -183,7 +210,9 @@ class FakeTrainingClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     @property
@@ -197,7 +226,9 @@ class FakeTrainingClient:
         with self._lock:
             return _resolved(work)
 
-    def _run_loss(self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None, backward: bool) -> ForwardBackwardOutput:
+    def _run_loss(
+        self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None, backward: bool
+    ) -> ForwardBackwardOutput:
         if self._settings.role == "critic":
             return value_loss(self._weights, data, loss_fn, loss_fn_config, backward)
         supported = self._service.capabilities.losses
@@ -276,13 +307,17 @@ class FakeSamplingClient:
         topk_prompt_logprobs: int = 0,
     ) -> APIFuture[SampleResponse]:
         self._service.check_running("sample")
-        return _resolved(lambda: self._sample(prompt, num_samples, sampling_params, include_prompt_logprobs, topk_prompt_logprobs))
+        return _resolved(
+            lambda: self._sample(prompt, num_samples, sampling_params, include_prompt_logprobs, topk_prompt_logprobs)
+        )
 
     def compute_logprobs(self, prompt: ModelInput) -> APIFuture[list[float | None]]:
         self._service.check_running("compute_logprobs")
         return _resolved(lambda: self._prompt_logprobs(prompt))
 
-    def _sample(self, prompt: ModelInput, num_samples: int, params: SamplingParams, include_logprobs: bool, top_k: int) -> SampleResponse:
+    def _sample(
+        self, prompt: ModelInput, num_samples: int, params: SamplingParams, include_logprobs: bool, top_k: int
+    ) -> SampleResponse:
         capabilities = self._service.capabilities
         _check_tokens(prompt, "prompt")
         if num_samples < 1:
@@ -297,7 +332,11 @@ class FakeSamplingClient:
         if settings not in self._next_tokens:
             self._next_tokens[settings] = NextToken.from_logits(self._logits, *settings)
         # The leading 0 or 1 keeps seeds and request numbers apart.
-        source = (1, self._service.next_request()) if params.seed is None or not capabilities.seeds else (0, params.seed % 2**64)
+        source = (
+            (1, self._service.next_request())
+            if params.seed is None or not capabilities.seeds
+            else (0, params.seed % 2**64)
+        )
         generators = [np.random.default_rng((*source, sample)) for sample in range(num_samples)]
         return SampleResponse(
             draw(self._next_tokens[settings], prompt.tokens[-1], generators, params),
@@ -350,7 +389,11 @@ def _flatten(data: Sequence[Datum], loss_fn: str, required: Sequence[str]) -> tu
             if key not in datum.loss_fn_inputs:
                 present = sorted(datum.loss_fn_inputs)
                 close = difflib.get_close_matches(key, present, n=1)
-                hint = f"did you mean to write {key!r} for {close[0]!r}?" if close else f"it has {', '.join(present) or 'none'}"
+                hint = (
+                    f"did you mean to write {key!r} for {close[0]!r}?"
+                    if close
+                    else f"it has {', '.join(present) or 'none'}"
+                )
                 raise DataError(f"datum {index}: loss_fn {loss_fn!r} needs loss_fn_inputs[{key!r}]; {hint}")
             columns[key].append(datum.loss_fn_inputs[key].ravel())
         targets = datum.loss_fn_inputs["target_tokens"]
@@ -358,7 +401,10 @@ def _flatten(data: Sequence[Datum], loss_fn: str, required: Sequence[str]) -> tu
         _check_tokens(ModelInput.from_ints(targets.ravel().tolist()), f"datum {index}: target_tokens")
     sizes = [datum.loss_fn_inputs["target_tokens"].size for datum in data]
     previous = np.concatenate(
-        [np.repeat(datum.model_input.tokens, size // datum.model_input.length) for datum, size in zip(data, sizes, strict=True)]
+        [
+            np.repeat(datum.model_input.tokens, size // datum.model_input.length)
+            for datum, size in zip(data, sizes, strict=True)
+        ]
     )
     inputs = {key: np.concatenate(arrays) for key, arrays in columns.items()}
     inputs["datum"] = np.repeat(np.arange(len(data)), sizes)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cookbook.backends.fake.model import TrainedWeights
-from cookbook.backends.types import Datum, ForwardBackwardOutput, check_soft_targets
-from cookbook.errors import CapabilityError, ConfigError, DataError
+from cookbook.core.errors import CapabilityError, ConfigError, DataError
+from cookbook.core.types import Datum, ForwardBackwardOutput, check_soft_targets
 
 VALUE_INPUTS = ("old_values", "returns")
 

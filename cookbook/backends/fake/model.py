@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cookbook.backends.fake.tokenizer import EOS_TOKEN, TOKEN_BYTES, VOCABULARY_SIZE
-from cookbook.backends.types import AdamParams, SampledSequence, SamplingParams, StopReason
+from cookbook.core.types import AdamParams, SampledSequence, SamplingParams, StopReason
 
 Array = np.ndarray
 
@@ -90,7 +90,9 @@ def _gspo_token(logprobs: Array, inputs: Mapping[str, Array], config: Mapping[st
     return loss, slope
 
 
-def _sequence_surrogate(logprobs: Array, inputs: Mapping[str, Array], config: Mapping[str, float]) -> tuple[Array, Array, Array, Array]:
+def _sequence_surrogate(
+    logprobs: Array, inputs: Mapping[str, Array], config: Mapping[str, float]
+) -> tuple[Array, Array, Array, Array]:
     """The clipped surrogate of each token at its sequence's ratio, its derivative by the log ratio, the sequence of each token, lengths."""
     _, of_token = np.unique(inputs["datum"], return_inverse=True)
     length = np.bincount(of_token)
@@ -123,7 +125,9 @@ def logits_gradient(logits: Array, previous: Array, targets: Array, slopes: Arra
     rows, row_of_token = np.unique(previous, return_inverse=True)
     gradient = np.zeros_like(logits)
     np.add.at(gradient, (previous, targets), slopes)
-    gradient[rows] -= np.exp(log_softmax(logits[rows] / temperature)) * np.bincount(row_of_token, slopes, len(rows))[:, None]
+    gradient[rows] -= (
+        np.exp(log_softmax(logits[rows] / temperature)) * np.bincount(row_of_token, slopes, len(rows))[:, None]
+    )
     return gradient / temperature
 
 

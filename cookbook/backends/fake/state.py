@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from cookbook.backends.fake.model import TrainedWeights
-from cookbook.backends.types import Role
-from cookbook.errors import CheckpointError
+from cookbook.core.errors import CheckpointError
+from cookbook.core.types import Role
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ def write_state(path: Path, settings: SessionSettings, weights: TrainedWeights, 
         if with_optimizer:
             moments = {"first_moment": weights.first_moment, "second_moment": weights.second_moment}
             save_file(moments, fresh / "optimizer.safetensors")
-        (fresh / "session.json").write_text(json.dumps({"settings": asdict(settings), "steps": weights.steps}, indent=1))
+        (fresh / "session.json").write_text(
+            json.dumps({"settings": asdict(settings), "steps": weights.steps}, indent=1)
+        )
         if path.exists():
             os.replace(path, outdated)
         os.replace(fresh, path)
@@ -49,9 +51,13 @@ def write_state(path: Path, settings: SessionSettings, weights: TrainedWeights, 
 def read_state(path: str, with_optimizer: bool) -> tuple[SessionSettings, TrainedWeights]:
     folder = Path(path)
     if not (folder / "session.json").is_file():
-        raise CheckpointError(f"{path}: no saved state here; pass the path that save_state or save_weights_for_sampler returned")
+        raise CheckpointError(
+            f"{path}: no saved state here; pass the path that save_state or save_weights_for_sampler returned"
+        )
     if with_optimizer and not (folder / "optimizer.safetensors").is_file():
-        raise CheckpointError(f"{path}: holds weights without an optimizer; load it without one, or save with save_state")
+        raise CheckpointError(
+            f"{path}: holds weights without an optimizer; load it without one, or save with save_state"
+        )
     try:
         session: dict[str, Any] = json.loads((folder / "session.json").read_text())
         weights = TrainedWeights(load_file(folder / "weights.safetensors")["table"])
@@ -61,4 +67,6 @@ def read_state(path: str, with_optimizer: bool) -> tuple[SessionSettings, Traine
             weights.steps = int(session["steps"])
         return SessionSettings(**session["settings"]), weights
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: the saved state is damaged ({type(error).__name__}: {error}); delete it and use another") from error
+        raise CheckpointError(
+            f"{path}: the saved state is damaged ({type(error).__name__}: {error}); delete it and use another"
+        ) from error

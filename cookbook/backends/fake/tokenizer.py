@@ -12,7 +12,10 @@ SPECIAL_TOKENS = ("<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|end|
 TOOL_CALL_TOKENS = ("<tool_call>", "</tool_call>")
 """Ordinary added tokens, so that the `renderers` library's parser for this JSON format (Hermes, Qwen3) finds calls by token id."""
 
-TOKEN_BYTES = (*(bytes([byte]) for byte in range(256)), *(token.encode() for token in SPECIAL_TOKENS + TOOL_CALL_TOKENS))
+TOKEN_BYTES = (
+    *(bytes([byte]) for byte in range(256)),
+    *(token.encode() for token in SPECIAL_TOKENS + TOOL_CALL_TOKENS),
+)
 VOCABULARY_SIZE = len(TOKEN_BYTES)
 EOS_TOKEN = TOKEN_BYTES.index(b"<|end|>")
 
@@ -53,7 +56,9 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE(vocab={character: byte for byte, character in enumerate(_byte_alphabet())}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={character: byte for byte, character in enumerate(_byte_alphabet())}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])

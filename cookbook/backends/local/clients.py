@@ -9,15 +9,16 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from cookbook.backends.base import APIFuture, CustomLoss, LossConfig
 from cookbook.backends.local.engine import Engine
 from cookbook.backends.local.model import BaseModel
+from cookbook.backends.local.prompt_logprobs import LogprobRequest
 from cookbook.backends.local.sampling import SampleRequest
-from cookbook.backends.local.scoring import LogprobRequest
 from cookbook.backends.local.state import SessionInfo, load_session, save_session
 from cookbook.backends.local.training import TrainingSession
 from cookbook.backends.local.weights import PinnedWeights
-from cookbook.backends.types import (
+from cookbook.core.clients import APIFuture, CustomLoss, LossConfig
+from cookbook.core.errors import BackendError, CapabilityError, ConfigError
+from cookbook.core.types import (
     AdamParams,
     Datum,
     ForwardBackwardOutput,
@@ -27,7 +28,6 @@ from cookbook.backends.types import (
     SamplingParams,
     SaveResponse,
 )
-from cookbook.errors import BackendError, CapabilityError, ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,7 +67,13 @@ class LocalSamplingClient:
         """
         seed = secrets.randbits(63) if sampling_params.seed is None else sampling_params.seed
         request = SampleRequest(
-            self._pinned, prompt.tokens, num_samples, sampling_params, seed, include_prompt_logprobs, topk_prompt_logprobs
+            self._pinned,
+            prompt.tokens,
+            num_samples,
+            sampling_params,
+            seed,
+            include_prompt_logprobs,
+            topk_prompt_logprobs,
         )
         problem = self._problem(prompt, sampling_params.max_tokens)
         if num_samples < 1:
@@ -107,7 +113,9 @@ class LocalSamplingClient:
 class LocalTrainingClient:
     """One session: its operations run on the engine in call order. Use it from one thread at a time."""
 
-    def __init__(self, engine: LocalEngine, base: BaseModel, session: TrainingSession, info: SessionInfo, state_dir: Path) -> None:
+    def __init__(
+        self, engine: LocalEngine, base: BaseModel, session: TrainingSession, info: SessionInfo, state_dir: Path
+    ) -> None:
         self._engine = engine
         self._base = base
         self._session: TrainingSession | None = session
@@ -118,7 +126,9 @@ class LocalTrainingClient:
         """The base model's tokenizer."""
         return self._base.tokenizer
 
-    def forward(self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None) -> APIFuture[ForwardBackwardOutput]:
+    def forward(
+        self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
+    ) -> APIFuture[ForwardBackwardOutput]:
         """The loss and logprobs without a gradient. Logprobs of weight zero are left at 0.0; without weights all are computed."""
         return self._submit(lambda session: session.forward(data, loss_fn, loss_fn_config, backward=False))
 
@@ -164,7 +174,9 @@ class LocalTrainingClient:
 
     def _check_samples(self) -> None:
         if self._info.role == "critic":
-            raise CapabilityError("a critic predicts values and cannot be sampled from; make the sampler from the policy's client")
+            raise CapabilityError(
+                "a critic predicts values and cannot be sampled from; make the sampler from the policy's client"
+            )
 
     def stop(self) -> None:
         """End the session; its samplers live on. Later calls raise BackendError. Idempotent."""
@@ -173,7 +185,9 @@ class LocalTrainingClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def _submit(self, operation: Callable[[TrainingSession], T]) -> APIFuture[T]:
@@ -195,5 +209,7 @@ class LocalTrainingClient:
     def _folder(self, name: str, *parents: str) -> Path:
         parts = PurePosixPath(name).parts
         if not parts or parts[0] in ("/", SAMPLER_FOLDER) or ".." in parts:
-            raise ConfigError(f"save name {name!r} must be a relative path without '..' that does not begin with {SAMPLER_FOLDER!r}")
+            raise ConfigError(
+                f"save name {name!r} must be a relative path without '..' that does not begin with {SAMPLER_FOLDER!r}"
+            )
         return self._state_dir.joinpath(*parents, *parts)

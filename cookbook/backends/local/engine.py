@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
-from cookbook.errors import BackendError
+from cookbook.core.errors import BackendError
 
 T = TypeVar("T")
 

@@ -80,7 +80,9 @@ class BlockCache(Cache):
             blocks.append(BlockLayer(keys, values, length))
         return cls(blocks)
 
-    def place(self, prefilled: DynamicCache, source_rows: torch.Tensor, target_rows: torch.Tensor, shifts: torch.Tensor) -> None:
+    def place(
+        self, prefilled: DynamicCache, source_rows: torch.Tensor, target_rows: torch.Tensor, shifts: torch.Tensor
+    ) -> None:
         """Copy prompts out of a right-padded batch: row `source_rows[i]` to row `target_rows[i]`, moved right by `shifts[i]`.
 
         All prompts then end together. What lies left of one is a copy of its first position: finite, and to be hidden by the
@@ -102,5 +104,7 @@ def _filled(cache: DynamicCache) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Keys and values of each layer of a cache that a model has filled."""
     for layer in cache.layers:
         if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
-            raise TypeError(f"the model filled a cache layer of type {type(layer).__name__}, which is not plain attention")
+            raise TypeError(
+                f"the model filled a cache layer of type {type(layer).__name__}, which is not plain attention"
+            )
         yield layer.keys, layer.values

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from cookbook.backends.base_models import base_model_source, load_failure
-from cookbook.errors import BackendError, ConfigError
+from cookbook.core.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,7 +60,9 @@ def choose_device(device: str) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"backend device={device!r} is not available on this machine; use 'auto', 'cpu', 'cuda' or 'mps'") from error
+        raise ConfigError(
+            f"backend device={device!r} is not available on this machine; use 'auto', 'cpu', 'cuda' or 'mps'"
+        ) from error
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
@@ -91,7 +93,9 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
             raise load_failure(name, error) from error
     model: PreTrainedModel = loaded[0]
     if missing := sorted(loaded[1]["missing_keys"]):  # transformers would fill them with random values
-        raise BackendError(f"base model {name!r}: its weights lack {len(missing)} tensors of its architecture, such as {missing[0]}")
+        raise BackendError(
+            f"base model {name!r}: its weights lack {len(missing)} tensors of its architecture, such as {missing[0]}"
+        )
     nn.Module.to(model, device)
     model.eval().requires_grad_(False)
     text_config = model.config.get_text_config()
@@ -131,7 +135,9 @@ def output_layer(model: PreTrainedModel) -> nn.Module:
     """The layer from hidden states to logits."""
     head = model.get_output_embeddings()
     if head is None:
-        raise BackendError(f"a {type(model).__name__} has no output layer; the local backend runs causal language models")
+        raise BackendError(
+            f"a {type(model).__name__} has no output layer; the local backend runs causal language models"
+        )
     return head
 
 

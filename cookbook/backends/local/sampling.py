@@ -11,12 +11,12 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from cookbook.backends.local.drawing import Drawing, uniforms
 from cookbook.backends.local.kv_cache import BlockCache
 from cookbook.backends.local.model import BaseModel, microbatches, output_layer, right_padded
+from cookbook.backends.local.token_sampler import Drawing, uniforms
 from cookbook.backends.local.weights import PinnedWeights
 from cookbook.backends.stops import StopStrings
-from cookbook.backends.types import SampledSequence, SampleResponse, SamplingParams, StopReason
+from cookbook.core.types import SampledSequence, SampleResponse, SamplingParams, StopReason
 
 _FIRST_BLOCK = 64
 """Positions that the cache has room for beyond the prompt at first; it grows by half its length."""
@@ -49,7 +49,9 @@ class SampleRequest:
             self.future.set_result(SampleResponse(ordered, self.prompt_logprobs, self.topk))
 
 
-def draw_completions(base: BaseModel, model: PreTrainedModel, requests: Sequence[SampleRequest], max_rows: int, token_budget: int) -> None:
+def draw_completions(
+    base: BaseModel, model: PreTrainedModel, requests: Sequence[SampleRequest], max_rows: int, token_budget: int
+) -> None:
     """Answer the requests, their rows taken in order, at most `max_rows` at a time; prompts are run within `token_budget`.
 
     A row's tokens depend on its request and sample index alone: batch mates change nothing but rounding.
@@ -62,7 +64,9 @@ def draw_completions(base: BaseModel, model: PreTrainedModel, requests: Sequence
 class _Batch:
     """Rows that are decoded together. `self.rows` are those still in the batch; all per-row arrays follow it."""
 
-    def __init__(self, base: BaseModel, model: PreTrainedModel, rows: list[tuple[SampleRequest, int]], token_budget: int) -> None:
+    def __init__(
+        self, base: BaseModel, model: PreTrainedModel, rows: list[tuple[SampleRequest, int]], token_budget: int
+    ) -> None:
         self._base = base
         self._model = model
         self._device = base.device
@@ -71,15 +75,19 @@ class _Batch:
         self._longest_prompt = max(len(request.prompt) for request, _ in rows)
         self._limits = np.array([request.params.max_tokens for request, _ in rows])
         self._most_tokens = int(self._limits.max())
-        self._uniforms = torch.from_numpy(np.stack([uniforms(request.seed, sample, self._most_tokens) for request, sample in rows])).to(
-            self._device
-        )
+        self._uniforms = torch.from_numpy(
+            np.stack([uniforms(request.seed, sample, self._most_tokens) for request, sample in rows])
+        ).to(self._device)
         self._drawing = Drawing.of([request.params for request, _ in rows], self._device)
-        self._padding = torch.tensor([self._longest_prompt - len(request.prompt) for request, _ in rows], device=self._device)
+        self._padding = torch.tensor(
+            [self._longest_prompt - len(request.prompt) for request, _ in rows], device=self._device
+        )
         self._tokens = np.zeros((len(rows), self._most_tokens), np.int64)
         self._logprobs = np.zeros((len(rows), self._most_tokens), np.float32)
         self._unfinished = np.ones(len(rows), bool)
-        self._stop_tokens = [frozenset(stop for stop in request.params.stop if isinstance(stop, int)) for request, _ in rows]
+        self._stop_tokens = [
+            frozenset(stop for stop in request.params.stop if isinstance(stop, int)) for request, _ in rows
+        ]
         self._stop_strings = self._watch_stop_strings()
         self._is_eos = np.zeros(base.vocabulary_size, bool)
         self._is_eos[list(base.eos_token_ids)] = True
@@ -103,10 +111,15 @@ class _Batch:
                 self._retire(kept)
                 visible, tokens = visible[kept], tokens[kept]
             if kept is not None or cache.length == cache.capacity:
-                cache.resize(min(cache.length + max(_FIRST_BLOCK, cache.length // 2), self._longest_prompt + self._most_tokens), kept)
+                cache.resize(
+                    min(cache.length + max(_FIRST_BLOCK, cache.length // 2), self._longest_prompt + self._most_tokens),
+                    kept,
+                )
             mask = visible[:, : cache.length + 1] if padded else None
             positions = cache.length - self._padding[:, None]
-            output = decoder(input_ids=tokens[:, None], attention_mask=mask, position_ids=positions, cache=cache, use_cache=True)
+            output = decoder(
+                input_ids=tokens[:, None], attention_mask=mask, position_ids=positions, cache=cache, use_cache=True
+            )
             hidden = output.last_hidden_state[:, -1]
 
     def _prefill(self) -> tuple[BlockCache, torch.Tensor]:
@@ -123,12 +136,16 @@ class _Batch:
         for batch in microbatches([len(prompt) for prompt in prompts], self._token_budget):
             chosen = [prompts[index] for index in batch]
             prefilled = DynamicCache()
-            output = self._model.get_decoder()(input_ids=right_padded(chosen, self._device), cache=prefilled, use_cache=True)
+            output = self._model.get_decoder()(
+                input_ids=right_padded(chosen, self._device), cache=prefilled, use_cache=True
+            )
             states = output.last_hidden_state
             targets = [row for prompt in chosen for row in rows_of_prompt[prompt]]
             sources = [source for source, prompt in enumerate(chosen) for _ in rows_of_prompt[prompt]]
             ends = [len(prompt) - 1 for prompt in chosen for _ in rows_of_prompt[prompt]]
-            target_rows, source_rows, last = (torch.tensor(values, device=self._device) for values in (targets, sources, ends))
+            target_rows, source_rows, last = (
+                torch.tensor(values, device=self._device) for values in (targets, sources, ends)
+            )
             if cache is None:
                 capacity = self._longest_prompt + min(_FIRST_BLOCK, self._most_tokens)
                 cache = BlockCache.allocate(prefilled, len(self.rows), self._longest_prompt, capacity)
@@ -156,11 +173,16 @@ class _Batch:
                 self._unfinished[row] = False
                 request, sample = self.rows[row]
                 end = step + 1
-                request.finish(sample, SampledSequence(self._tokens[row, :end].tolist(), self._logprobs[row, :end].tolist(), reason))
+                request.finish(
+                    sample,
+                    SampledSequence(self._tokens[row, :end].tolist(), self._logprobs[row, :end].tolist(), reason),
+                )
 
     def _stop_string_found(self, row: int, step: int) -> bool:
         watcher = self._stop_strings[row]
-        return watcher is not None and watcher.found(self._tokens[row, max(0, step + 1 - watcher.tail) : step + 1].tolist())
+        return watcher is not None and watcher.found(
+            self._tokens[row, max(0, step + 1 - watcher.tail) : step + 1].tolist()
+        )
 
     def _watch_stop_strings(self) -> list[StopStrings | None]:
         """One watcher per distinct set of stop strings, shared by its rows."""
@@ -179,7 +201,11 @@ class _Batch:
         self.rows = [self.rows[row] for row in indices]
         self._stop_tokens = [self._stop_tokens[row] for row in indices]
         self._stop_strings = [self._stop_strings[row] for row in indices]
-        self._limits, self._tokens, self._logprobs = self._limits[indices], self._tokens[indices], self._logprobs[indices]
+        self._limits, self._tokens, self._logprobs = (
+            self._limits[indices],
+            self._tokens[indices],
+            self._logprobs[indices],
+        )
         self._unfinished = self._unfinished[indices]
         self._uniforms, self._padding = self._uniforms[kept], self._padding[kept]
         self._drawing = self._drawing.select(kept)

@@ -11,18 +11,24 @@ from pathlib import Path
 
 import torch
 
-from cookbook.backends.base import Capabilities
 from cookbook.backends.base_models import BUNDLED_MODELS
 from cookbook.backends.local.clients import LocalEngine, LocalSamplingClient, LocalTrainingClient
 from cookbook.backends.local.engine import Engine
 from cookbook.backends.local.model import BaseModel, choose_device, choose_dtype, load_base_model
+from cookbook.backends.local.prompt_logprobs import LogprobRequest, prompt_logprobs, topk_prompt_logprobs
 from cookbook.backends.local.sampling import SampleRequest, draw_completions
-from cookbook.backends.local.scoring import LogprobRequest, prompt_logprobs, topk_prompt_logprobs
 from cookbook.backends.local.state import SessionInfo, read_info, read_weights
 from cookbook.backends.local.training import CriticSession, TrainingSession
-from cookbook.backends.local.weights import FullWeights, LoraWeights, PinnedWeights, TrainableWeights, merged_adapter
-from cookbook.backends.types import Role
-from cookbook.errors import ConfigError
+from cookbook.backends.local.weights import (
+    FullWeights,
+    LoraWeights,
+    PinnedWeights,
+    TrainableWeights,
+    merged_adapter,
+)
+from cookbook.core.clients import Capabilities
+from cookbook.core.errors import ConfigError
+from cookbook.core.types import Role
 from cookbook.losses.builtin import LOSSES
 
 
@@ -100,7 +106,9 @@ class LocalService:
         load(path).result()
         return client
 
-    def create_sampling_client(self, base_model: str | None = None, model_path: str | None = None) -> LocalSamplingClient:
+    def create_sampling_client(
+        self, base_model: str | None = None, model_path: str | None = None
+    ) -> LocalSamplingClient:
         """A sampler of a base model or of saved weights; blocks while they load.
 
         Raises:
@@ -170,7 +178,9 @@ class LocalService:
         scores = [request for request in requests if isinstance(request, LogprobRequest)]
         scored_samples = [request for request in samples if request.include_prompt_logprobs]
         with self._runnable(pinned).applied() as model:
-            values = prompt_logprobs(model, [request.prompt for request in [*scores, *scored_samples]], self._token_budget)
+            values = prompt_logprobs(
+                model, [request.prompt for request in [*scores, *scored_samples]], self._token_budget
+            )
             for request, answer in zip(scores, values, strict=False):
                 request.future.set_result(answer)
             for request, answer in zip(scored_samples, values[len(scores) :], strict=True):

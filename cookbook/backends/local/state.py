@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from cookbook.backends.local.model import load_base_model, quiet_transformers
 from cookbook.backends.local.training import TrainingSession
 from cookbook.backends.local.weights import VALUE_HEAD, LoraWeights, TrainableWeights
-from cookbook.errors import CheckpointError
+from cookbook.core.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ def save_session(folder: Path, info: SessionInfo, session: TrainingSession, with
     with _written_atomically(folder) as scratch:
         if isinstance(weights, LoraWeights):
             config = weights.config.to_dict()
-            config["target_modules"] = sorted(config["target_modules"])  # a set inside peft: its order differs between processes
+            config["target_modules"] = sorted(
+                config["target_modules"]
+            )  # a set inside peft: its order differs between processes
             (scratch / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=str))
             save_file(_on_cpu(weights, head=False), scratch / "adapter_model.safetensors", metadata={"format": "pt"})
         else:
@@ -118,7 +120,9 @@ def read_weights(folder: Path, weights: TrainableWeights) -> Mapping[str, torch.
     for name, parameter in weights.parameters.items():
         if name not in tensors or tensors[name].shape != parameter.shape:
             found = tuple(tensors[name].shape) if name in tensors else "missing"
-            raise CheckpointError(f"saved weights {folder}: tensor {name} is {found}, but this model needs {tuple(parameter.shape)}")
+            raise CheckpointError(
+                f"saved weights {folder}: tensor {name} is {found}, but this model needs {tuple(parameter.shape)}"
+            )
     return tensors
 
 

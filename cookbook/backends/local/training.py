@@ -9,11 +9,23 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cookbook.backends.base import CustomLoss
-from cookbook.backends.local.model import BaseModel, hidden_states, microbatches, right_padded, token_logprobs
+from cookbook.backends.local.model import (
+    BaseModel,
+    hidden_states,
+    microbatches,
+    right_padded,
+    token_logprobs,
+)
 from cookbook.backends.local.weights import TrainableWeights, ValueHead
-from cookbook.backends.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse, check_soft_targets
-from cookbook.errors import BackendError, CapabilityError, DataError
+from cookbook.core.clients import CustomLoss
+from cookbook.core.errors import BackendError, CapabilityError, DataError
+from cookbook.core.types import (
+    AdamParams,
+    Datum,
+    ForwardBackwardOutput,
+    OptimStepResponse,
+    check_soft_targets,
+)
 from cookbook.losses.base import LossFunction, MetricSums, TokenBatch, check_inputs
 from cookbook.losses.builtin import KNOWN_INPUTS, LOSSES, resolve_loss
 from cookbook.losses.value import VALUE
@@ -95,7 +107,9 @@ class TrainingSession:
 
         def run(batch: Microbatch) -> None:
             predictions = self._predict(batch, config)
-            losses = loss.compute(self._token_batch(predictions, {key: batch.gather(data, key) for key in inputs}, batch.segments), config)
+            losses = loss.compute(
+                self._token_batch(predictions, {key: batch.gather(data, key) for key in inputs}, batch.segments), config
+            )
             metrics.add({"loss:sum": losses.values, **losses.metrics})
             batch.scatter(predictions, outputs)
             if backward:
@@ -136,7 +150,9 @@ class TrainingSession:
                 computed = [self._logprobs(batch) for batch in batches]
             for batch, logprobs in zip(batches, computed, strict=True):
                 batch.scatter(logprobs, outputs)
-            leaves = [torch.from_numpy(output.copy()).to(self.weights.base.device).requires_grad_() for output in outputs]
+            leaves = [
+                torch.from_numpy(output.copy()).to(self.weights.base.device).requires_grad_() for output in outputs
+            ]
             loss, metrics = loss_fn(data, leaves)
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                 raise DataError("forward_backward_custom: the loss function must return (scalar tensor, metrics)")
@@ -170,7 +186,12 @@ class TrainingSession:
             for values in gradient:
                 values.mul_(params.grad_clip_norm / norm)
         for group in self.optimizer.param_groups:
-            group.update(lr=params.learning_rate, betas=(params.beta1, params.beta2), eps=params.eps, weight_decay=params.weight_decay)
+            group.update(
+                lr=params.learning_rate,
+                betas=(params.beta1, params.beta2),
+                eps=params.eps,
+                weight_decay=params.weight_decay,
+            )
         for parameter, values in zip(self._parameters, gradient, strict=True):
             parameter.grad = values
         self.optimizer.step()
@@ -180,12 +201,19 @@ class TrainingSession:
     def _predict(self, batch: Microbatch, config: Mapping[str, float]) -> torch.Tensor:
         return self._logprobs(batch, config["temperature"])
 
-    def _token_batch(self, predictions: torch.Tensor, inputs: Mapping[str, torch.Tensor], segments: torch.Tensor) -> TokenBatch:
+    def _token_batch(
+        self, predictions: torch.Tensor, inputs: Mapping[str, torch.Tensor], segments: torch.Tensor
+    ) -> TokenBatch:
         return TokenBatch(predictions, inputs, segments)
 
     def _logprobs(self, batch: Microbatch, temperature: float = 1.0) -> torch.Tensor:
         return token_logprobs(
-            self.weights.model, batch.input_ids, batch.flat_positions, batch.targets, temperature, batch.position_of_target
+            self.weights.model,
+            batch.input_ids,
+            batch.flat_positions,
+            batch.targets,
+            temperature,
+            batch.position_of_target,
         )
 
     def _batches(self, data: Sequence[Datum], gates: Sequence[str]) -> list[Microbatch]:
@@ -207,7 +235,9 @@ class TrainingSession:
         tensors = [torch.from_numpy(array).to(device) for array in (flat[first], targets, segments)]
         if first.all():
             return Microbatch(datums, computed, input_ids, *tensors)
-        return Microbatch(datums, computed, input_ids, *tensors, position_of_target=torch.from_numpy(first.cumsum() - 1).to(device))
+        return Microbatch(
+            datums, computed, input_ids, *tensors, position_of_target=torch.from_numpy(first.cumsum() - 1).to(device)
+        )
 
 
 class CriticSession(TrainingSession):
@@ -227,7 +257,9 @@ class CriticSession(TrainingSession):
     def _predict(self, batch: Microbatch, config: Mapping[str, float]) -> torch.Tensor:
         return self._head(hidden_states(self.weights.model, batch.input_ids).flatten(0, 1)[batch.flat_positions])
 
-    def _token_batch(self, predictions: torch.Tensor, inputs: Mapping[str, torch.Tensor], segments: torch.Tensor) -> TokenBatch:
+    def _token_batch(
+        self, predictions: torch.Tensor, inputs: Mapping[str, torch.Tensor], segments: torch.Tensor
+    ) -> TokenBatch:
         return TokenBatch(torch.zeros_like(predictions), {**inputs, "values": predictions}, segments)
 
 
@@ -242,7 +274,9 @@ class _FreshGradient:
         return self
 
     def keep(self) -> None:
-        gradient = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self._parameters]
+        gradient = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self._parameters
+        ]
         if self._session._gradient is None:
             self._session._gradient = gradient
         else:
@@ -288,7 +322,9 @@ def _check_tokens(data: Sequence[Datum], base: BaseModel) -> None:
         highest = max(max(datum.model_input.tokens), int(targets.max()))
         if lowest < 0 or highest >= base.vocabulary_size:
             wrong = lowest if lowest < 0 else highest
-            raise DataError(f"datum {index}: token {wrong} is outside the vocabulary of {base.name!r}, 0 to {base.vocabulary_size - 1}")
+            raise DataError(
+                f"datum {index}: token {wrong} is outside the vocabulary of {base.name!r}, 0 to {base.vocabulary_size - 1}"
+            )
 
 
 def _finite(metrics: dict[str, float], loss_fn: str) -> dict[str, float]:

@@ -58,7 +58,9 @@ class TrainableWeights:
 
     def pin(self) -> PinnedWeights:
         """A copy of the weights as they are now."""
-        return PinnedWeights(self.base, self.model, [(parameter, parameter.detach().clone()) for parameter in self.parameters.values()])
+        return PinnedWeights(
+            self.base, self.model, [(parameter, parameter.detach().clone()) for parameter in self.parameters.values()]
+        )
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():

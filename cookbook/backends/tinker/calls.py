@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from cookbook.backends.base import APIFuture
-from cookbook.errors import BackendError, CookbookError
+from cookbook.core.clients import APIFuture
+from cookbook.core.errors import BackendError, CookbookError
 
 T = TypeVar("T")
 
@@ -23,7 +23,9 @@ WATCH_EVERY_S = 5.0
 """How often a server is looked at while something is pending. The SDK itself asks again for ever and says nothing."""
 
 _MESSAGE_CHARS = 600
-_RESULT_ERROR = re.compile(r"^(?:Request failed|Error retrieving result): (.*?)(?: with status \d+)? for self\.request_id=", re.DOTALL)
+_RESULT_ERROR = re.compile(
+    r"^(?:Request failed|Error retrieving result): (.*?)(?: with status \d+)? for self\.request_id=", re.DOTALL
+)
 """What the SDK puts around the server's own words."""
 
 
@@ -147,7 +149,11 @@ def failure(error: BaseException) -> CookbookError:
     if isinstance(error, asyncio.CancelledError):
         return BackendError("the operation was cancelled: its service was stopped")
     said = _said(error)
-    text = " ".join(said.split())[:_MESSAGE_CHARS] if said else f"{type(error).__name__}: {' '.join(str(error).split())[:_MESSAGE_CHARS]}"
+    text = (
+        " ".join(said.split())[:_MESSAGE_CHARS]
+        if said
+        else f"{type(error).__name__}: {' '.join(str(error).split())[:_MESSAGE_CHARS]}"
+    )
     converted = BackendError(text)
     converted.__cause__ = error
     return converted

@@ -8,12 +8,13 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from cookbook.backends.base import APIFuture, CustomLoss, LossConfig
 from cookbook.backends.tinker.calls import Calls, failure, settled
 from cookbook.backends.tinker.connection import Features
 from cookbook.backends.tinker.convert import Stops, from_forward, from_sample, to_datums
 from cookbook.backends.tinker.tokenizers import Tokenizers
-from cookbook.backends.types import (
+from cookbook.core.clients import APIFuture, CustomLoss, LossConfig
+from cookbook.core.errors import BackendError, CapabilityError, CookbookError
+from cookbook.core.types import (
     AdamParams,
     Datum,
     ForwardBackwardOutput,
@@ -24,7 +25,6 @@ from cookbook.backends.types import (
     SamplingParams,
     SaveResponse,
 )
-from cookbook.errors import BackendError, CapabilityError, CookbookError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +42,9 @@ class TinkerSamplingClient:
         sampler: the SDK's client, once the weights are there.
     """
 
-    def __init__(self, calls: Calls, features: Features, types: Any, sampler: Future[Any], load_tokenizers: LoadTokenizers) -> None:
+    def __init__(
+        self, calls: Calls, features: Features, types: Any, sampler: Future[Any], load_tokenizers: LoadTokenizers
+    ) -> None:
         self._calls, self._features, self._types = calls, features, types
         self._sampler, self._load_tokenizers = sampler, load_tokenizers
 
@@ -71,14 +73,18 @@ class TinkerSamplingClient:
         )
         wire_prompt = self._types.ModelInput.from_ints(prompt.to_ints())
         return self._request(
-            lambda sampler: sampler.sample(wire_prompt, num_samples, params, include_prompt_logprobs, topk_prompt_logprobs),
+            lambda sampler: sampler.sample(
+                wire_prompt, num_samples, params, include_prompt_logprobs, topk_prompt_logprobs
+            ),
             lambda response: from_sample(response, stops, topk_prompt_logprobs, include_prompt_logprobs),
         )
 
     def compute_logprobs(self, prompt: ModelInput) -> APIFuture[list[float | None]]:
         """The logprob (temperature 1) of each prompt token given those before it; the first is None."""
         wire_prompt = self._types.ModelInput.from_ints(prompt.to_ints())
-        return self._request(lambda sampler: sampler.compute_logprobs(wire_prompt), lambda logprobs: [None, *logprobs[1:]])
+        return self._request(
+            lambda sampler: sampler.compute_logprobs(wire_prompt), lambda logprobs: [None, *logprobs[1:]]
+        )
 
     def _request(self, submit: Callable[[Any], object], convert: Callable[[Any], T]) -> APIFuture[T]:
         if self._sampler.done() and self._sampler.exception() is None:
@@ -95,7 +101,9 @@ class TinkerSamplingClient:
 class TinkerTrainingClient:
     """One training run of the service. Its operations are numbered when they are called, and run in that order."""
 
-    def __init__(self, calls: Calls, features: Features, types: Any, client: Any, role: Role, load_tokenizers: LoadTokenizers) -> None:
+    def __init__(
+        self, calls: Calls, features: Features, types: Any, client: Any, role: Role, load_tokenizers: LoadTokenizers
+    ) -> None:
         self._calls, self._features, self._types = calls, features, types
         self._client: Any = client
         self._role: Role = role
@@ -106,7 +114,9 @@ class TinkerTrainingClient:
         self._open()
         return self._load_tokenizers().callers
 
-    def forward(self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None) -> APIFuture[ForwardBackwardOutput]:
+    def forward(
+        self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
+    ) -> APIFuture[ForwardBackwardOutput]:
         """The loss and logprobs without a gradient."""
         return self._loss(self._open().forward, data, loss_fn, loss_fn_config)
 
@@ -127,7 +137,9 @@ class TinkerTrainingClient:
             for index, targets in inputs.items():
                 if targets is None:
                     raise CookbookError(f"datum {index}: forward_backward_custom needs loss_fn_inputs 'target_tokens'")
-            bare = [Datum(datum.model_input, {"target_tokens": datum.loss_fn_inputs["target_tokens"]}) for datum in data]
+            bare = [
+                Datum(datum.model_input, {"target_tokens": datum.loss_fn_inputs["target_tokens"]}) for datum in data
+            ]
             return client.forward_backward_custom(to_datums(self._types, bare, "cross_entropy", weights=False), call)
 
         return self._calls.call(submit, call.output)
@@ -135,12 +147,16 @@ class TinkerTrainingClient:
     def optim_step(self, adam_params: AdamParams) -> APIFuture[OptimStepResponse]:
         """One AdamW step on the accumulated gradient, then clear it."""
         client, params = self._open(), self._types.AdamParams(**vars(adam_params))
-        return self._calls.call(lambda: client.optim_step(params), lambda response: OptimStepResponse(dict(response.metrics or {})))
+        return self._calls.call(
+            lambda: client.optim_step(params), lambda response: OptimStepResponse(dict(response.metrics or {}))
+        )
 
     def save_state(self, name: str) -> APIFuture[SaveResponse]:
         """Save weights and optimizer under `name`, replacing an earlier save of this run by that name."""
         client = self._open()
-        return self._calls.call(lambda: client.save_state(name, overwrite=True), lambda response: SaveResponse(response.path))
+        return self._calls.call(
+            lambda: client.save_state(name, overwrite=True), lambda response: SaveResponse(response.path)
+        )
 
     def load_state(self, path: str) -> APIFuture[None]:
         """Load weights; the optimizer starts afresh."""
@@ -156,7 +172,9 @@ class TinkerTrainingClient:
         """Save weights alone under `name`."""
         client = self._open()
         self._check_samples()
-        return self._calls.call(lambda: client.save_weights_for_sampler(name), lambda response: SaveResponse(response.path))
+        return self._calls.call(
+            lambda: client.save_weights_for_sampler(name), lambda response: SaveResponse(response.path)
+        )
 
     def save_weights_and_get_sampling_client(self) -> TinkerSamplingClient:
         """A sampler pinned to the weights as they are after all operations enqueued so far."""
@@ -175,7 +193,9 @@ class TinkerTrainingClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def _open(self) -> Any:
@@ -186,7 +206,9 @@ class TinkerTrainingClient:
 
     def _check_samples(self) -> None:
         if self._role == "critic":
-            raise CapabilityError("a critic predicts values and cannot be sampled from; make the sampler from the policy's client")
+            raise CapabilityError(
+                "a critic predicts values and cannot be sampled from; make the sampler from the policy's client"
+            )
 
     def _loss(
         self, method: Callable[..., object], data: Sequence[Datum], loss_fn: str, config: LossConfig | None

@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from cookbook.backends.base import Capabilities
 from cookbook.backends.tinker.calls import failure
-from cookbook.errors import BackendError, ConfigError
-from cookbook.suggest import did_you_mean
+from cookbook.core.clients import Capabilities
+from cookbook.core.errors import BackendError, ConfigError
+from cookbook.core.suggest import did_you_mean
 
 T = TypeVar("T")
 
@@ -65,9 +65,15 @@ def load_module(name: str) -> Any:
         module = importlib.import_module(name)
     except ImportError as error:
         package = "'.[tinker]'" if name == TINKER else f"the package of {name}"
-        cause = "" if isinstance(error, ModuleNotFoundError) and name.startswith(f"{error.name}") else f" ({' '.join(str(error).split())})"
+        cause = (
+            ""
+            if isinstance(error, ModuleNotFoundError) and name.startswith(f"{error.name}")
+            else f" ({' '.join(str(error).split())})"
+        )
         command = f"pip install -e {package}" if name == TINKER else f"install {package}"
-        raise ConfigError(f"backend.module={name}: cannot be imported{cause}; {command}, or choose another backend") from error
+        raise ConfigError(
+            f"backend.module={name}: cannot be imported{cause}; {command}, or choose another backend"
+        ) from error
     # These two say on stderr what reaches us as an exception or is no business of the user's.
     for noisy in ("retry_handler", "public_interfaces.training_client"):
         logging.getLogger(f"{TINKER}.lib.{noisy}").setLevel(logging.CRITICAL)
@@ -95,7 +101,9 @@ def find_key(module: str, variable: str | None, url: str | None) -> str | None:
     if not key:
         if url is not None and _is_loopback(url):
             return LOCAL_KEY
-        raise ConfigError(f"{variable} is not set: the tinker backend needs an API key for {url or module}; export {variable}=...")
+        raise ConfigError(
+            f"{variable} is not set: the tinker backend needs an API key for {url or module}; export {variable}=..."
+        )
     if module == TINKER and not key.startswith(("tml-", "eyJ")):
         raise ConfigError(f"{variable}: is no key that the tinker SDK accepts; its keys begin with tml-")
     return key
@@ -150,11 +158,15 @@ def _get(address: str, key: str | None, url: str) -> Any:
     if response.status_code in (401, 403):
         raise ConfigError(f"{url} refuses the API key ({response.status_code}); set {KEY_VARIABLE} to one of its keys")
     if response.status_code != 200:
-        raise BackendError(f"{url} answers {response.status_code} where a Tinker API lists its models; check backend.base_url")
+        raise BackendError(
+            f"{url} answers {response.status_code} where a Tinker API lists its models; check backend.base_url"
+        )
     try:
         return response.json()
     except ValueError as error:
-        raise BackendError(f"{url} does not answer with JSON, so it is no Tinker API; check backend.base_url") from error
+        raise BackendError(
+            f"{url} does not answer with JSON, so it is no Tinker API; check backend.base_url"
+        ) from error
 
 
 def _ask_tinker(ask: Callable[[], T]) -> T:
@@ -170,7 +182,9 @@ def _ask_tinker(ask: Callable[[], T]) -> T:
     try:
         return answer.result(HOSTED_ANSWER_S)
     except TimeoutError as error:
-        raise BackendError(f"Tinker has not answered for {HOSTED_ANSWER_S:g} s; check the network, or set backend.base_url") from error
+        raise BackendError(
+            f"Tinker has not answered for {HOSTED_ANSWER_S:g} s; check the network, or set backend.base_url"
+        ) from error
     except Exception as error:
         raise ConfigError(f"Tinker refuses the request: {failure(error)}; check {KEY_VARIABLE}") from error
 

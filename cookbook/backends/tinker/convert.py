@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cookbook.backends.stops import StopStrings
-from cookbook.backends.types import Datum, ForwardBackwardOutput, SampledSequence, SampleResponse, SamplingParams, StopReason
-from cookbook.errors import DataError
+from cookbook.core.errors import DataError
+from cookbook.core.types import (
+    Datum,
+    ForwardBackwardOutput,
+    SampledSequence,
+    SampleResponse,
+    SamplingParams,
+    StopReason,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,7 +37,9 @@ def to_datums(types: Any, data: Sequence[Datum], loss_fn: str, weights: bool) ->
     for index, datum in enumerate(data):
         tokens = datum.model_input.tokens
         if min(tokens) < 0 or max(tokens) > _LARGEST_TOKEN:
-            raise DataError(f"datum {index}: model_input holds a token outside 0 to {_LARGEST_TOKEN}, which is in no vocabulary")
+            raise DataError(
+                f"datum {index}: model_input holds a token outside 0 to {_LARGEST_TOKEN}, which is in no vocabulary"
+            )
         inputs = datum.loss_fn_inputs if weights else documented_inputs(datum, loss_fn)
         tensors = {key: types.TensorData.from_numpy(np.ascontiguousarray(array)) for key, array in inputs.items()}
         converted.append(types.Datum(model_input=types.ModelInput.from_ints(list(tokens)), loss_fn_inputs=tensors))
@@ -90,12 +99,18 @@ class Stops:
 
     def _reason(self, tokens: Sequence[int]) -> StopReason:
         """What is neither asked for nor the tokenizer's EOS is another EOS of the model's."""
-        if tokens and tokens[-1] != self._eos and (tokens[-1] in self._tokens or (self._strings and self._strings.found(tokens))):
+        if (
+            tokens
+            and tokens[-1] != self._eos
+            and (tokens[-1] in self._tokens or (self._strings and self._strings.found(tokens)))
+        ):
             return "stop"
         return "eos"
 
 
-def from_sample(response: Any, stops: Stops, topk_prompt_logprobs: int, include_prompt_logprobs: bool) -> SampleResponse:
+def from_sample(
+    response: Any, stops: Stops, topk_prompt_logprobs: int, include_prompt_logprobs: bool
+) -> SampleResponse:
     return SampleResponse(
         [stops.sequence(sequence) for sequence in response.sequences],
         _first_unknown(response.prompt_logprobs) if include_prompt_logprobs else None,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cookbook.backends.base import CustomLoss
-from cookbook.backends.types import Datum, ForwardBackwardOutput
-from cookbook.errors import BackendError, DataError
+from cookbook.core.clients import CustomLoss
+from cookbook.core.errors import BackendError, DataError
+from cookbook.core.types import Datum, ForwardBackwardOutput
 
 
 class CustomLossCall:

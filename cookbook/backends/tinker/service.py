@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from cookbook.backends.base import Capabilities
 from cookbook.backends.tinker.calls import Calls
 from cookbook.backends.tinker.clients import TinkerSamplingClient, TinkerTrainingClient
 from cookbook.backends.tinker.connection import (
@@ -19,8 +18,9 @@ from cookbook.backends.tinker.connection import (
     silence_telemetry,
 )
 from cookbook.backends.tinker.tokenizers import Tokenizers, load_tokenizers
-from cookbook.backends.types import Role
-from cookbook.errors import BackendError, CapabilityError, ConfigError
+from cookbook.core.clients import Capabilities
+from cookbook.core.errors import BackendError, CapabilityError, ConfigError
+from cookbook.core.types import Role
 
 logger = logging.getLogger(__name__)
 
@@ -99,13 +99,25 @@ class TinkerService:
         """
         self._calls.check_open()
         if role == "critic" and not self.capabilities.critic:
-            raise CapabilityError("this service has no critics; choose advantage=reinforce_pp, rloo or mean_centered, or backend=local")
+            raise CapabilityError(
+                "this service has no critics; choose advantage=reinforce_pp, rloo or mean_centered, or backend=local"
+            )
         if rank is None and not self.capabilities.full_parameter:
             raise CapabilityError("this service trains adapters only; set lora.rank=32 or use backend=local")
         check_base_model(base_model, self._features.base_models)
         self._check_alpha(alpha)
-        metadata = {"lora_alpha": str(float(alpha)), "role": role, "full_parameter": str(rank is None).lower(), SPARSE_LOGPROBS: "true"}
-        arguments = {"base_model": base_model, "rank": rank or 1, "seed": seed, "user_metadata": self._understood(metadata)}
+        metadata = {
+            "lora_alpha": str(float(alpha)),
+            "role": role,
+            "full_parameter": str(rank is None).lower(),
+            SPARSE_LOGPROBS: "true",
+        }
+        arguments = {
+            "base_model": base_model,
+            "rank": rank or 1,
+            "seed": seed,
+            "user_metadata": self._understood(metadata),
+        }
         client = self._wait(lambda: self._sdk.create_lora_training_client(**arguments))
         return self._training_client(client, base_model, role)
 
@@ -116,7 +128,9 @@ class TinkerService:
         client = self._wait(lambda: getattr(self._sdk, method)(path, user_metadata=metadata))
         return self._training_client(client, self._base_model_of(client), "policy")
 
-    def create_sampling_client(self, base_model: str | None = None, model_path: str | None = None) -> TinkerSamplingClient:
+    def create_sampling_client(
+        self, base_model: str | None = None, model_path: str | None = None
+    ) -> TinkerSamplingClient:
         """A sampler of a base model or of saved weights.
 
         Raises:
@@ -131,7 +145,9 @@ class TinkerService:
         name = base_model or str(sampler.get_base_model())
         ready: Future[Any] = Future()
         ready.set_result(sampler)
-        return TinkerSamplingClient(self._calls, self._features, self._types, ready, lambda: self._load_tokenizers(name, sampler))
+        return TinkerSamplingClient(
+            self._calls, self._features, self._types, ready, lambda: self._load_tokenizers(name, sampler)
+        )
 
     def stop(self) -> None:
         """End the session; all clients made here raise BackendError from then on. Idempotent."""
@@ -141,7 +157,9 @@ class TinkerService:
         except AttributeError:
             pass  # drop-ins that have no such method end their sessions when the process ends
         except Exception as error:  # whatever the SDK raises; nothing depends on it
-            logger.warning("the session could not be ended (%s); the service will do so by itself", " ".join(str(error).split()))
+            logger.warning(
+                "the session could not be ended (%s); the service will do so by itself", " ".join(str(error).split())
+            )
 
     def _training_client(self, client: Any, base_model: str, role: Role) -> TinkerTrainingClient:
         return TinkerTrainingClient(
@@ -156,7 +174,9 @@ class TinkerService:
             return str(client.get_info().model_data.model_name)
         except AttributeError as error:  # drop-ins that cannot tell
             if self._model_name is None:
-                raise BackendError("this service does not tell a checkpoint's base model; set backend.model_name") from error
+                raise BackendError(
+                    "this service does not tell a checkpoint's base model; set backend.model_name"
+                ) from error
             return self._model_name
 
     def _understood(self, metadata: dict[str, str]) -> dict[str, str] | None:
@@ -166,7 +186,11 @@ class TinkerService:
         if "lora_alpha" in self._features.user_metadata or alpha == self._features.lora_alpha or self._warned_of_alpha:
             return
         self._warned_of_alpha = True
-        logger.warning("lora.alpha=%g: this service does not take it and uses its own, %g as a rule", alpha, self._features.lora_alpha)
+        logger.warning(
+            "lora.alpha=%g: this service does not take it and uses its own, %g as a rule",
+            alpha,
+            self._features.lora_alpha,
+        )
 
     def _load_tokenizers(self, base_model: str, client: Any) -> Tokenizers:
         if base_model not in self._tokenizers:

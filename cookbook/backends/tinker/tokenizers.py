@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cookbook.backends.base_models import BUNDLED_MODELS, base_model_source
-from cookbook.errors import BackendError
+from cookbook.core.errors import BackendError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

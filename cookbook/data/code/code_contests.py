@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cookbook.data.chat_rows import BadRow
+from cookbook.core.examples import Example
+from cookbook.data.chat.rows import BadRow
 from cookbook.data.code.dataset import OnBadRow, ParsedProblem, ProblemReader, split_rows
 from cookbook.data.code.rows import (
     check_language,
@@ -25,9 +26,8 @@ from cookbook.data.code.rows import (
     text,
     time_limit,
 )
-from cookbook.data.code_problem import CodeProblem
 from cookbook.sandbox.base import Language
-from cookbook.types import Example
+from cookbook.sandbox.problem import CodeProblem
 
 _LANGUAGES: dict[int, Language] = {2: "cpp", 3: "python", 4: "java"}
 """Of a solution; Python 2 is none of ours."""
@@ -87,7 +87,9 @@ class CodeContests:
             extra = _gold(row.get("solutions"), language) | optional(row, source="source", difficulty="difficulty")
             rating = optional(row, rating="cf_rating")
             return ParsedProblem(
-                program_prompt(text(row, "description"), language), problem, extra | (rating if rating.get("rating") else {})
+                program_prompt(text(row, "description"), language),
+                problem,
+                extra | (rating if rating.get("rating") else {}),
             )
 
         train = reader.parse(split_rows(reader, hub_id, train_split, [None]), parse)
@@ -119,7 +121,8 @@ def _lists(value: Any, name: str, *keys: str) -> list[list[Any]]:
     lists = [value.get(key) if isinstance(value, Mapping) else None for key in keys]
     if not all(isinstance(items, list) for items in lists):
         raise BadRow(
-            "malformed tests" if "tests" in name else f"malformed {name}", f"{name} is {value!r:.60}, not lists of {' and '.join(keys)}"
+            "malformed tests" if "tests" in name else f"malformed {name}",
+            f"{name} is {value!r:.60}, not lists of {' and '.join(keys)}",
         )
     return [list(items or ()) for items in lists]
 

@@ -9,12 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from cookbook.core.errors import DataError
+from cookbook.core.examples import Example, Message
 from cookbook.data.bad_rows import BadRows
-from cookbook.data.chat_rows import BadRow
-from cookbook.data.code_problem import CodeProblem
+from cookbook.data.chat.rows import BadRow
 from cookbook.data.files import Row, Split, read_file, read_folder, read_hub
-from cookbook.errors import DataError
-from cookbook.types import Example, Message
+from cookbook.sandbox.problem import CodeProblem
 
 OnBadRow = Literal["skip", "fail"]
 
@@ -90,7 +90,9 @@ class ProblemReader:
             raise DataError(f"dataset.{split}_size={size}: must be at least 1, or null for all problems")
         examples = list(islice(self.each(split, problems), size))
         if len(examples) < (size or 1):
-            wanted = "at least one is needed" if size is None else f"dataset.{split}_size={size} wants more; null takes all"
+            wanted = (
+                "at least one is needed" if size is None else f"dataset.{split}_size={size} wants more; null takes all"
+            )
             left_out = f", {self.left_out} left out by the dataset's filters" if self.left_out else ""
             raise DataError(
                 f"dataset {self.name}: {len(examples)} usable problems in the {split} split ({self.bad_rows}{left_out}); {wanted}"
@@ -110,7 +112,9 @@ def split_rows(reader: ProblemReader, hub_id: str | None, split: str, configs: S
         DataError: nothing to read; while iterating, a file cannot be read.
     """
     if reader.path is not None:
-        folders = [reader.path / config for config in configs if config and (reader.path / config).is_dir()] or [reader.path]
+        folders = [reader.path / config for config in configs if config and (reader.path / config).is_dir()] or [
+            reader.path
+        ]
         for folder in folders:
             yield from read_folder(folder, split, None, reader.on_broken)
     elif hub_id is not None:
@@ -120,7 +124,9 @@ def split_rows(reader: ProblemReader, hub_id: str | None, split: str, configs: S
         raise DataError(f"dataset {reader.name}: neither dataset.path nor dataset.hub_id is set; set one of them")
 
 
-def all_rows(reader: ProblemReader, hub_id: str | None, hub_config: str | None, splits: Sequence[str], file_name: str) -> Iterator[Row]:
+def all_rows(
+    reader: ProblemReader, hub_id: str | None, hub_config: str | None, splits: Sequence[str], file_name: str
+) -> Iterator[Row]:
     """All rows of a dataset whose split does not follow from where a row stands.
 
     A local path is a file, or a folder with the file `file_name` or with the splits' files, of which not all need be there.
@@ -134,7 +140,9 @@ def all_rows(reader: ProblemReader, hub_id: str | None, hub_config: str | None, 
         if path is not None:
             folders = [path, path / hub_config, path / "data"] if hub_config else [path, path / "data"]
             present = [
-                split for split in splits if any([*folder.glob(f"{split}*.jsonl"), *folder.glob(f"{split}*.parquet")] for folder in folders)
+                split
+                for split in splits
+                if any([*folder.glob(f"{split}*.jsonl"), *folder.glob(f"{split}*.parquet")] for folder in folders)
             ]
             splits = present or splits[:1]  # none: the reading says what it looked for
         for split in splits:
@@ -151,7 +159,10 @@ def hold_out(problems: Iterable[Numbered], fraction: float) -> tuple[list[Number
     """
     if not 0 < fraction < 1:
         raise DataError(f"dataset.test_fraction={fraction}: must be above 0 and below 1")
-    hashed = [(hashlib.blake2b(item[1].prompt.encode("utf-8", "surrogatepass"), digest_size=16).digest(), item) for item in problems]
+    hashed = [
+        (hashlib.blake2b(item[1].prompt.encode("utf-8", "surrogatepass"), digest_size=16).digest(), item)
+        for item in problems
+    ]
     if not hashed:
         return [], []
     largest = sorted(key for key, _ in hashed)[max(1, round(fraction * len(hashed))) - 1]

@@ -11,12 +11,12 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cookbook.data.base import PromptDataset
-from cookbook.data.chat_rows import BadRow
+from cookbook.core.examples import Example
+from cookbook.data.chat.rows import BadRow
 from cookbook.data.code.dataset import OnBadRow, ParsedProblem, ProblemReader, all_rows
 from cookbook.data.code.rows import parse_python, solution_extra, text
-from cookbook.data.code_problem import AssertTests, CodeProblem
-from cookbook.types import Example
+from cookbook.data.kinds import PromptDataset
+from cookbook.sandbox.problem import AssertTests, CodeProblem
 
 
 class HumanEval:
@@ -63,7 +63,9 @@ def _parse(row: Mapping[str, Any]) -> ParsedProblem:
         raise BadRow("no signature", f"the prompt has no line that begins with 'def {name}('")
     prelude = "\n".join(lines[:start]).strip()
     parse_python(prelude, "prompt")
-    checks = [node for node in parse_python(tests, "test").body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    checks = [
+        node for node in parse_python(tests, "test").body if isinstance(node, ast.FunctionDef) and node.name == "check"
+    ]
     if not checks:
         raise BadRow("no tests", "column 'test' defines no function check")
     body = row.get("canonical_solution")
@@ -72,6 +74,8 @@ def _parse(row: Mapping[str, Any]) -> ParsedProblem:
         f"Complete this Python function:\n\n```python\n{prompt.strip()}\n```\n\n"
         "Put the whole function, with its signature, in one ```python block."
     )
-    assert_tests = AssertTests((f"check({name})",), (name,), "\n\n".join(part for part in (prelude, tests.strip()) if part))
+    assert_tests = AssertTests(
+        (f"check({name})",), (name,), "\n\n".join(part for part in (prelude, tests.strip()) if part)
+    )
     extra = solution_extra(program) | {"task_id": str(row.get("task_id", ""))}
     return ParsedProblem(content, CodeProblem(assert_tests, prelude=prelude), extra)

@@ -17,7 +17,9 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cookbook.data.chat_rows import BadRow
+from cookbook.core.errors import DataError
+from cookbook.core.examples import Example
+from cookbook.data.chat.rows import BadRow
 from cookbook.data.code.dataset import OnBadRow, ParsedProblem, ProblemReader, hold_out, split_rows
 from cookbook.data.code.rows import (
     call_tests,
@@ -35,10 +37,8 @@ from cookbook.data.code.rows import (
     text,
     time_limit,
 )
-from cookbook.data.code_problem import CallTests, CodeProblem, StdinTests
-from cookbook.errors import DataError
 from cookbook.sandbox.base import Language
-from cookbook.types import Example
+from cookbook.sandbox.problem import CallTests, CodeProblem, StdinTests
 
 Pair = tuple[Any, Any]
 
@@ -65,7 +65,10 @@ def parse_tests(public: Any, hidden: Any, function_name: str | None, max_tests: 
     name = name if first else other_name
     if name is None:
         return stdin_tests(first, rest, max_tests)
-    wrapped = all(isinstance(given, list) and isinstance(expected, list) and len(expected) == 1 for given, expected in [*first, *rest])
+    wrapped = all(
+        isinstance(given, list) and isinstance(expected, list) and len(expected) == 1
+        for given, expected in [*first, *rest]
+    )
 
     def value(given: Any, expected: Any) -> Any:
         return expected[0] if wrapped else decode_json(expected, "output") if isinstance(given, str) else expected
@@ -126,7 +129,9 @@ def _name(value: Any) -> str | None:
     return value
 
 
-def make_prompt(statement: str, tests: StdinTests | CallTests, starter_code: Any = "", language: Language = "python") -> str:
+def make_prompt(
+    statement: str, tests: StdinTests | CallTests, starter_code: Any = "", language: Language = "python"
+) -> str:
     if isinstance(tests, StdinTests):
         return program_prompt(statement, language)
     return function_prompt(statement, tests.function_name, starter_code if isinstance(starter_code, str) else "")
@@ -220,7 +225,9 @@ class TACO:
                 return None
             tests = parse_tests(None, column(row, "input_output"), None, max_tests)
             prompt = make_prompt(text(row, "question"), tests, row.get("starter_code"))
-            extra = solution_extra(first_solution(row.get("solutions"))) | optional(row, difficulty="difficulty", source="source")
+            extra = solution_extra(first_solution(row.get("solutions"))) | optional(
+                row, difficulty="difficulty", source="source"
+            )
             return ParsedProblem(prompt, CodeProblem(tests, **text_limits(row)), extra)
 
         train = reader.parse(split_rows(reader, hub_id, "train", [hub_config]), parse)
@@ -260,7 +267,9 @@ class PrimeIntellectCode:
         for language in languages:
             check_language(language)
         if max_rows is not None and max_rows < 2:
-            raise DataError(f"dataset.max_rows={max_rows}: must be at least 2, one to learn from and one to hold out, or null for all")
+            raise DataError(
+                f"dataset.max_rows={max_rows}: must be at least 2, one to learn from and one to hold out, or null for all"
+            )
         reader = ProblemReader("primeintellect_code", path, on_bad_row)
         self.bad_rows = reader.bad_rows
 
@@ -274,9 +283,13 @@ class PrimeIntellectCode:
             if isinstance(tests, CallTests) and language != "python":
                 raise BadRow("calls of a function in another language than Python", language)
             prompt = make_prompt(text(row, "prompt", "problem_statement"), tests, "", language)
-            extra = solution_extra(first_solution(row.get("gold_standard_solution")), language) | optional(row, source="source")
+            extra = solution_extra(first_solution(row.get("gold_standard_solution")), language) | optional(
+                row, source="source"
+            )
             return ParsedProblem(
-                prompt, CodeProblem(tests, language, **text_limits(metadata)), extra | optional(metadata, difficulty="difficulty")
+                prompt,
+                CodeProblem(tests, language, **text_limits(metadata)),
+                extra | optional(metadata, difficulty="difficulty"),
             )
 
         rows = split_rows(reader, hub_id, "train", [None])

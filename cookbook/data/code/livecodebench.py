@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
 
-from cookbook.data.chat_rows import BadRow
+from cookbook.core.errors import DataError
+from cookbook.core.examples import Example
+from cookbook.data.chat.rows import BadRow
 from cookbook.data.code.dataset import OnBadRow, ParsedProblem, ProblemReader, split_rows
 from cookbook.data.code.json_problems import make_prompt, parse_tests
 from cookbook.data.code.rows import check_max_tests, column, decode_json, optional, text
-from cookbook.data.code_problem import CodeProblem
 from cookbook.data.files import Row, read_file
-from cookbook.errors import DataError
-from cookbook.types import Example
+from cookbook.sandbox.problem import CodeProblem
 
 LARGEST_PRIVATE_TESTS = 1 << 30
 """Bytes of a problem's private tests after decompression."""
@@ -68,7 +68,9 @@ class LiveCodeBench:
         start, end = _date("train_start", train_start, date.min), _date("test_end", test_end, date.max)
         middle = _date("test_start", test_start, date.max)
         if not start < middle < end:
-            raise DataError(f"dataset.test_start={test_start}: must be after train_start={train_start} and before test_end={test_end}")
+            raise DataError(
+                f"dataset.test_start={test_start}: must be after train_start={train_start} and before test_end={test_end}"
+            )
         reader = ProblemReader("livecodebench", path, on_bad_row)
         self.bad_rows = reader.bad_rows
 
@@ -86,7 +88,13 @@ class LiveCodeBench:
 
 def _rows(reader: ProblemReader, hub_id: str | None, hub_config: str | None) -> Iterator[Row]:
     path = reader.path
-    files = [] if path is None else [path] if path.is_file() else sorted([*path.glob("test*.jsonl"), *path.glob("test*.parquet")])
+    files = (
+        []
+        if path is None
+        else [path]
+        if path.is_file()
+        else sorted([*path.glob("test*.jsonl"), *path.glob("test*.parquet")])
+    )
     if not files:
         yield from split_rows(reader, hub_id, "test", [hub_config])
     for file in files:
@@ -134,7 +142,10 @@ def _pickled_text(data: bytes) -> str:
             if opcode.name in _TEXT_OPCODES:
                 texts.append(argument)
             elif opcode.name not in _OTHER_OPCODES:
-                raise BadRow("malformed private tests", f"a pickle with the instruction {opcode.name}, which a text does not need")
+                raise BadRow(
+                    "malformed private tests",
+                    f"a pickle with the instruction {opcode.name}, which a text does not need",
+                )
     except (ValueError, UnicodeError) as error:
         raise BadRow("malformed private tests", f"no pickle: {error}") from error
     if len(texts) != 1 or not isinstance(texts[0], str):

@@ -14,11 +14,11 @@ import ast
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
-from cookbook.data.chat_rows import BadRow
+from cookbook.core.examples import Example
+from cookbook.data.chat.rows import BadRow
 from cookbook.data.code.dataset import Numbered, OnBadRow, ParsedProblem, ProblemReader, all_rows
 from cookbook.data.code.rows import column, parse_python, solution_extra, text
-from cookbook.data.code_problem import AssertTests, CodeProblem
-from cookbook.types import Example
+from cookbook.sandbox.problem import AssertTests, CodeProblem
 
 TRAIN_IDS, TEST_IDS = range(601, 975), range(11, 511)
 VALIDATION_IDS = (*range(1, 11), *range(511, 601))
@@ -81,7 +81,9 @@ def _parse(row: Mapping[str, Any], task: int, challenge_tests: bool) -> ParsedPr
     tests = shown + (_statements(row, "challenge_test_list") if challenge_tests else ())
     if not tests:
         raise BadRow("no tests")
-    setup = "\n".join([*_statements(row, "test_imports"), str(row.get("test_setup_code") or "").replace("\r\n", "\n")]).strip()
+    setup = "\n".join(
+        [*_statements(row, "test_imports"), str(row.get("test_setup_code") or "").replace("\r\n", "\n")]
+    ).strip()
 
     program, test_code = parse_python(code, "code"), parse_python("\n".join([setup, *tests]), "tests")
     functions = {node.name for node in program.body if isinstance(node, ast.FunctionDef)}
@@ -93,10 +95,18 @@ def _parse(row: Mapping[str, Any], task: int, challenge_tests: bool) -> ParsedPr
     if not called:
         raise BadRow("tests call no function of the program", f"task {task}")
     # Task 596 tests with sys.getsizeof, which only its gold program imports.
-    imports = [ast.unparse(node) for node in program.body if isinstance(node, ast.Import) and {alias.name for alias in node.names} & names]
+    imports = [
+        ast.unparse(node)
+        for node in program.body
+        if isinstance(node, ast.Import) and {alias.name for alias in node.names} & names
+    ]
     setup = "\n".join(part for part in (*imports, setup) if part)
 
-    statement = f"{text(row, 'text', 'prompt').strip()}\n\nYour code should pass these tests:\n\n```python\n" + "\n".join(shown) + "\n```"
+    statement = (
+        f"{text(row, 'text', 'prompt').strip()}\n\nYour code should pass these tests:\n\n```python\n"
+        + "\n".join(shown)
+        + "\n```"
+    )
     prompt = f"{statement}\n\nPut the whole program in one ```python block."
     extra = solution_extra(code) | {"task_id": task}
     return ParsedProblem(prompt, CodeProblem(AssertTests(tests, called, setup), time_limit_s=TIME_LIMIT_S), extra)

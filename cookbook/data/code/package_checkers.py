@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cookbook.data.chat_rows import BadRow
+from cookbook.data.chat.rows import BadRow
 from cookbook.data.code.rows import parse_python
 
 _ADAPTER = """\
@@ -80,7 +80,9 @@ _SWITCHES = ("case_sensitive", "space_change_sensitive")
 _TOLERANCES = ("float_tolerance", "float_relative_tolerance", "float_absolute_tolerance")
 
 
-def output_validation(validator: str | None, flags: Sequence[str], cases: Sequence[tuple[str, str]]) -> tuple[float | None, str | None]:
+def output_validation(
+    validator: str | None, flags: Sequence[str], cases: Sequence[tuple[str, str]]
+) -> tuple[float | None, str | None]:
     """The `float_tolerance` and the `checker` of the tests of a package.
 
     The default validator becomes the plain comparison, which costs no process, where both agree on the answers at hand: one tolerance
@@ -100,7 +102,11 @@ def output_validation(validator: str | None, flags: Sequence[str], cases: Sequen
         return None, _ADAPTER.format(source=validator, flags=list(flags))
     tolerances = _default_tolerances(flags)
     caseless = all(answer.lower() == answer.upper() for _, answer in cases)
-    if "space_change_sensitive" not in flags and set(tolerances) <= {"float_tolerance"} and ("case_sensitive" in flags or caseless):
+    if (
+        "space_change_sensitive" not in flags
+        and set(tolerances) <= {"float_tolerance"}
+        and ("case_sensitive" in flags or caseless)
+    ):
         return tolerances.get("float_tolerance"), None
     return None, _ADAPTER.format(source=_DEFAULT_VALIDATOR, flags=list(flags))
 

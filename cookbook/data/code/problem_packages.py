@@ -14,7 +14,9 @@ from typing import Any
 
 import yaml
 
-from cookbook.data.chat_rows import BadRow
+from cookbook.core.errors import DataError
+from cookbook.core.examples import Example
+from cookbook.data.chat.rows import BadRow
 from cookbook.data.code.dataset import OnBadRow, ParsedProblem, ProblemReader, hold_out
 from cookbook.data.code.package_checkers import output_validation
 from cookbook.data.code.rows import (
@@ -29,11 +31,9 @@ from cookbook.data.code.rows import (
     stdin_tests,
     time_limit,
 )
-from cookbook.data.code_problem import CodeProblem, StdinTests
 from cookbook.data.files import Row
-from cookbook.errors import DataError
 from cookbook.sandbox.base import Language
-from cookbook.types import Example
+from cookbook.sandbox.problem import CodeProblem, StdinTests
 
 SUFFIXES: dict[str, Language] = {
     ".py": "python",
@@ -123,7 +123,9 @@ def read_package(package: Path, language: Language, statement_language: str, max
         raise BadRow("no tests", "data/secret has no .in file")
     budget = _Budget()
     chosen = choose_tests(samples, secret, max_tests)
-    cases = stdin_tests([(budget.read(package, given), budget.read(package, expected)) for given, expected in chosen], [], None).cases
+    cases = stdin_tests(
+        [(budget.read(package, given), budget.read(package, expected)) for given, expected in chosen], [], None
+    ).cases
     flags = _flags(package, settings)
     tolerance, checker = output_validation(_validator(package, settings), flags, cases)
 
@@ -150,7 +152,9 @@ def read_package(package: Path, language: Language, statement_language: str, max
     )
     extra = _gold(package, language) | {"package": package.name}
     source = settings.get("source")
-    return ParsedProblem(program_prompt(statement, language), problem, extra | ({"source": source} if isinstance(source, str) else {}))
+    return ParsedProblem(
+        program_prompt(statement, language), problem, extra | ({"source": source} if isinstance(source, str) else {})
+    )
 
 
 class _Budget:
@@ -217,10 +221,15 @@ def _flags(package: Path, settings: Mapping[str, Any]) -> tuple[str, ...]:
         for key in ("output_validator_flags", "output_validator_args"):
             if value := group.get(key):
                 if not isinstance(value, str | list):
-                    raise BadRow("kind of problem that cannot be graded", f"{file.relative_to(package)}: {key} names a validator")
+                    raise BadRow(
+                        "kind of problem that cannot be graded", f"{file.relative_to(package)}: {key} names a validator"
+                    )
                 groups.add(tuple(value.split() if isinstance(value, str) else map(str, value)))
     if len(groups) > 1:
-        raise BadRow("kind of problem that cannot be graded", "groups of test data with different arguments of the output validator")
+        raise BadRow(
+            "kind of problem that cannot be graded",
+            "groups of test data with different arguments of the output validator",
+        )
     return next(iter(groups), ())
 
 
@@ -229,7 +238,12 @@ def _validator(package: Path, settings: Mapping[str, Any]) -> str | None:
     validation = str(settings.get("validation") or "default").split()
     if validation[0] not in ("default", "custom") or validation[1:]:
         raise BadRow("kind of problem that cannot be graded", f"validation: {' '.join(validation)}")
-    files = sorted(file for name in ("output_validator", "output_validators") for file in (package / name).rglob("*") if file.is_file())
+    files = sorted(
+        file
+        for name in ("output_validator", "output_validators")
+        for file in (package / name).rglob("*")
+        if file.is_file()
+    )
     current = str(settings.get("problem_format_version") or "legacy").startswith("20")
     if validation[0] == "default" and not (current and files):  # before 2023-07 only the setting counts
         return None
@@ -255,7 +269,9 @@ def _timelimit_file(package: Path) -> float | None:
 
 def _statement(package: Path, language: str) -> str:
     folders = [package / name for name in ("statement", "problem_statement")]
-    files = [file for folder in folders for suffix in (".md", ".tex") for file in sorted(folder.glob(f"problem*{suffix}"))]
+    files = [
+        file for folder in folders for suffix in (".md", ".tex") for file in sorted(folder.glob(f"problem*{suffix}"))
+    ]
     if not files:
         raise BadRow("no statement", "there is no problem*.tex or problem*.md in statement/ or problem_statement/")
     by_language = {file.stem.removeprefix("problem").removeprefix(".") or "en": file for file in reversed(files)}

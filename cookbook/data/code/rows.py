@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from cookbook.data.chat_rows import BadRow
-from cookbook.data.code_problem import CallTests, StdinTests
-from cookbook.errors import DataError
+from cookbook.core.errors import DataError
+from cookbook.data.chat.rows import BadRow
 from cookbook.sandbox.base import Language
+from cookbook.sandbox.problem import CallTests, StdinTests
 
 T = TypeVar("T")
 
@@ -52,7 +52,9 @@ def column(row: Mapping[str, Any], *names: str) -> Any:
     for name in names:
         if row.get(name) is not None:
             return row[name]
-    raise BadRow("missing columns", f"no {' or '.join(map(repr, names))}; the row has {', '.join(map(repr, row)) or 'none'}")
+    raise BadRow(
+        "missing columns", f"no {' or '.join(map(repr, names))}; the row has {', '.join(map(repr, row)) or 'none'}"
+    )
 
 
 def text(row: Mapping[str, Any], *names: str) -> str:
@@ -96,22 +98,31 @@ def choose_tests(public: Sequence[T], hidden: Sequence[T], max_tests: int | None
     return [*first, *(hidden[(position + 1) * len(hidden) // room - 1] for position in range(room))]
 
 
-def stdin_tests(public: Sequence[tuple[Any, Any]], hidden: Sequence[tuple[Any, Any]], max_tests: int | None) -> StdinTests:
+def stdin_tests(
+    public: Sequence[tuple[Any, Any]], hidden: Sequence[tuple[Any, Any]], max_tests: int | None
+) -> StdinTests:
     """From (input, output) pairs. Each is a text or, as in some rows of APPS and TACO, the list of its lines."""
     chosen = choose_tests(public, hidden, max_tests)
-    cases = tuple((_stdin_text(given, number), _stdin_text(expected, number)) for number, (given, expected) in enumerate(chosen, start=1))
+    cases = tuple(
+        (_stdin_text(given, number), _stdin_text(expected, number))
+        for number, (given, expected) in enumerate(chosen, start=1)
+    )
     _check_size(len(cases), sum(len(given) + len(expected) for given, expected in cases))
     return StdinTests(cases)
 
 
-def call_tests(name: str, public: Sequence[tuple[Any, Any]], hidden: Sequence[tuple[Any, Any]], max_tests: int | None) -> CallTests:
+def call_tests(
+    name: str, public: Sequence[tuple[Any, Any]], hidden: Sequence[tuple[Any, Any]], max_tests: int | None
+) -> CallTests:
     """From (arguments, value) pairs of JSON values: the arguments are a list or, as in LiveCodeBench, a text with one JSON value a line."""
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise BadRow("malformed function name", repr(name)[:60])
     cases = []
     for number, (given, expected) in enumerate(choose_tests(public, hidden, max_tests), start=1):
         if isinstance(given, str):
-            given = [decode_json(line, f"argument of test {number}") for line in given.strip().splitlines() if line.strip()]
+            given = [
+                decode_json(line, f"argument of test {number}") for line in given.strip().splitlines() if line.strip()
+            ]
         if not isinstance(given, list):
             raise BadRow("malformed test", f"test {number}: the arguments are {given!r:.60}, not a list")
         cases.append((tuple(given), expected))
@@ -133,12 +144,16 @@ def _check_size(count: int, size: int) -> None:
     if count > LARGEST_TESTS:
         raise BadRow("too many tests", f"{count}, more than {LARGEST_TESTS}; set dataset.max_tests")
     if size > LARGEST_TEST_BYTES:
-        raise BadRow("tests too large", f"{size >> 20} MiB, more than {LARGEST_TEST_BYTES >> 20} MiB; set dataset.max_tests")
+        raise BadRow(
+            "tests too large", f"{size >> 20} MiB, more than {LARGEST_TEST_BYTES >> 20} MiB; set dataset.max_tests"
+        )
 
 
 def time_limit(seconds: float) -> float:
     if not 0 < seconds <= LONGEST_TIME_S:  # which also refuses NaN
-        raise BadRow("absurd limit", f"a time limit of {seconds:g} s; it must be above 0 and at most {LONGEST_TIME_S:g} s")
+        raise BadRow(
+            "absurd limit", f"a time limit of {seconds:g} s; it must be above 0 and at most {LONGEST_TIME_S:g} s"
+        )
     return float(seconds)
 
 
@@ -161,8 +176,14 @@ _UNITS = {
     "mib": 1.048576,
     "gib": 1073.741824,
 }
-_UNITS |= {f"{name}{end}": _UNITS[short] for name, short in {"second": "s", "sec": "s", "millisecond": "ms"}.items() for end in ("", "s")}
-_UNITS |= {f"{prefix}byte{end}": _UNITS[f"{prefix[:1]}b"] for prefix in ("", "kilo", "mega", "giga") for end in ("", "s")}
+_UNITS |= {
+    f"{name}{end}": _UNITS[short]
+    for name, short in {"second": "s", "sec": "s", "millisecond": "ms"}.items()
+    for end in ("", "s")
+}
+_UNITS |= {
+    f"{prefix}byte{end}": _UNITS[f"{prefix[:1]}b"] for prefix in ("", "kilo", "mega", "giga") for end in ("", "s")
+}
 """In seconds and megabytes. A number without a unit is in one of these."""
 
 

@@ -1,0 +1,66 @@
+"""What datasets hold: chat messages, problems with an answer, whole conversations, and preferences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NotRequired, TypedDict
+
+
+class Message(TypedDict):
+    """One chat message, as the OpenAI chat format has it. A tool's result has the role "tool"."""
+
+    role: str
+    content: str
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+    reasoning_content: NotRequired[str]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A whole chat to learn from; its last message is the assistant's. `tools` are the functions it may call, in the OpenAI format.
+
+    `id` is stable across runs; `source` says where the chat stands ("train.jsonl:17") and "" if it was generated.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One problem of a dataset. `id` is stable across runs; `answer` is what a reward compares with (for GSM8K the gold number as text)."""
+
+    id: str
+    messages: tuple[Message, ...]
+    answer: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PreferencePair:
+    """Two completions of one prompt, `chosen` better than `rejected`; each begins and ends with an assistant's message.
+
+    `id` and `source` are as those of a `Conversation`.
+    """
+
+    id: str
+    prompt: tuple[Message, ...]
+    chosen: tuple[Message, ...]
+    rejected: tuple[Message, ...]
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class LabelledCompletion:
+    """One completion of a prompt, and whether it is one to encourage; otherwise as `PreferencePair`."""
+
+    id: str
+    prompt: tuple[Message, ...]
+    completion: tuple[Message, ...]
+    desirable: bool
+    source: str = ""

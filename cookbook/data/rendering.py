@@ -1,0 +1,291 @@
+"""Chat messages to tokens and back, over the `renderers` library."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from jinja2 import TemplateError
+from renderers import DefaultRenderer, DefaultRendererConfig, config_from_name, create_renderer
+from renderers.base import MODEL_RENDERER_MAP
+
+from cookbook.core.errors import ConfigError, DataError
+from cookbook.core.examples import Message
+
+if TYPE_CHECKING:
+    from renderers import RendererConfig
+    from transformers import PreTrainedTokenizerBase
+
+TrainOn = Literal["last_assistant", "all_assistant", "everything"]
+
+_EMPTY_THINKING = re.compile(r"\s*<think>\s*</think>\n*")
+
+
+class Renderer:
+    """One model's chat format.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        name: a renderer of the `renderers` library ("qwen3", "llama-3", "gpt-oss", ...), "default" for the tokenizer's
+            own chat template, or "auto": the renderer that the library names for `model_name`, else "default".
+        model_name: the base model's name, for "auto".
+
+    Raises:
+        ConfigError: no such renderer, or the tokenizer has no chat template to render with.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str = "auto", model_name: str = "") -> None:
+        if name == "auto":
+            name = MODEL_RENDERER_MAP.get(model_name, "default")
+        if name == "default" and not tokenizer.chat_template:
+            raise ConfigError(
+                f"model.renderer=auto: the tokenizer of {model_name or tokenizer.name_or_path} has no chat template; "
+                "name one of the renderers library's formats, for example model.renderer=qwen3"
+            )
+        try:
+            # The explicit default config keeps the library from probing the hub for names that it does not know.
+            config = DefaultRendererConfig() if name == "default" else cast("RendererConfig", config_from_name(name))
+            self._renderer = create_renderer(tokenizer, config)
+        except (
+            ValueError,
+            RuntimeError,
+            AssertionError,
+        ) as error:  # the last two: no vocabulary file, a special token is missing
+            raise ConfigError(f"model.renderer={name}: {error}") from error
+        self._tokenizer = tokenizer
+        template = f"chat template of {model_name or tokenizer.name_or_path or 'the tokenizer'}"
+        self._format = template if name == "default" else f"renderer {name!r}"
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation up to where the assistant's next turn begins."""
+        return self._renderer.render_ids(_plain(messages), add_generation_prompt=True)
+
+    def continuation(
+        self, prompt_tokens: Sequence[int], completion_tokens: Sequence[int], messages: Sequence[Message]
+    ) -> list[int] | None:
+        """The prompt of the next turn that keeps the sampled tokens exactly as they are, or None where the format cannot."""
+        bridged = self._renderer.bridge_to_next_turn(list(prompt_tokens), list(completion_tokens), _plain(messages))
+        return None if bridged is None else list(bridged.token_ids)
+
+    def supervised(
+        self, messages: Sequence[Message], train_on: TrainOn, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[list[int], list[bool]]:
+        """The tokens of a whole conversation and, as long, which of them are to be learnt.
+
+        Of an assistant turn exactly the model's own part is learnt: the content (reasoning and tool calls as the format
+        writes them) and the token that ends the turn. Not learnt is what the format adds by itself: the turn's opening, an
+        empty thinking block, white space after the end of turn.
+
+        The last turn is written as the model would write it. Earlier turns are written as the format writes history: some
+        formats leave out their reasoning, and gpt-oss ends them with `<|end|>`, which does not stop sampling, instead of
+        `<|return|>`. For such formats "last_assistant" is the safer choice.
+
+        Args:
+            messages: a conversation that ends with an assistant turn.
+            train_on: "last_assistant" (the last message alone), "all_assistant", or "everything" (all tokens but the first,
+                which nothing predicts).
+            tools: specifications of the functions that the assistant may call, in the OpenAI format.
+
+        Raises:
+            DataError: the conversation does not end with an assistant turn, or the format refuses it or cannot write its tool calls.
+            ConfigError: the format does not show which tokens are the assistant's: a chat template without an end of turn, or one
+                that rewrites earlier turns.
+        """
+        if not messages or messages[-1]["role"] != "assistant":
+            raise DataError(
+                "the conversation does not end with an assistant turn: there is nothing to learn at its end"
+            )
+        turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        if train_on != "all_assistant":
+            turns = turns[-1:]
+        specs = [dict(tool) for tool in tools] if tools else None
+        if isinstance(self._renderer, DefaultRenderer):
+            tokens, learnt = self._supervised_by_template(messages, turns, specs)
+        else:
+            tokens, learnt = self._supervised_by_renderer(messages, turns, specs)
+        return tokens, [index > 0 for index in range(len(tokens))] if train_on == "everything" else learnt
+
+    def _supervised_by_renderer(
+        self, messages: Sequence[Message], turns: Sequence[int], tools: list[Any] | None
+    ) -> tuple[list[int], list[bool]]:
+        """For the library's own formats, which say of each token whose it is and whether a model would sample it."""
+        try:
+            rendered = self._renderer.render(_plain(messages), tools=tools)
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{self._format} refuses the conversation: {error}") from error
+        tokens = list(rendered.token_ids)
+        if len(rendered.sampled_mask) != len(tokens):
+            raise ConfigError(
+                f"{self._format} does not say which tokens are the assistant's; try model.renderer=default"
+            )
+        learnt = [False] * len(tokens)
+        for turn in turns:
+            own = [position for position, owner in enumerate(rendered.message_indices) if owner == turn]
+            sampled = [position for position in own if rendered.sampled_mask[position]]
+            if not sampled:
+                raise DataError(f"{self._format} writes nothing for the assistant turn {turn}")
+            start, end = sampled[0], sampled[-1] + 1
+            if messages[turn].get("tool_calls"):
+                # gpt-oss names the function in the turn's header: it is the model's from where it leaves the generation prompt.
+                history = _plain(messages[:turn])
+                opening = self._renderer.render_ids(history, tools=tools, add_generation_prompt=True)
+                opening = opening[len(self._renderer.render_ids(history, tools=tools)) :]
+                start = own[0] + _common_prefix(tokens[own[0] : end], opening)
+            if turn == len(messages) - 1 and tokens[end - 1] not in self.stop_tokens:
+                # GLM ends a turn by opening the next one, which the last turn has not.
+                tokens.append(self.stop_tokens[0])
+                learnt.append(True)
+            learnt[start:end] = [True] * (end - start)
+            lead = _added_lead(self._decode(tokens[start : end - 1]), messages[turn])
+            while lead and len(self._decode(tokens[start : start + 1])) <= lead:
+                lead -= len(self._decode(tokens[start : start + 1]))
+                learnt[start] = False
+                start += 1
+        return tokens, learnt
+
+    def _supervised_by_template(
+        self, messages: Sequence[Message], turns: Sequence[int], tools: list[Any] | None
+    ) -> tuple[list[int], list[bool]]:
+        """For a chat template: an assistant turn is what the text gains, from the generation prompt before it to its end of turn.
+
+        The text is cut there and tokenized in pieces, as it is when a model samples: no token reaches from the prompt into the turn.
+        """
+        whole = self._template_text(messages, tools)
+        if (
+            any("tool_calls" in message for message in messages)
+            and self._template_text(_with_other_calls(messages), tools) == whole
+        ):
+            raise DataError(
+                f"the {self._format} does not write tool calls: leave such conversations out, or use another model"
+            )
+        tokens: list[int] = []
+        learnt: list[bool] = []
+        done = 0
+        for turn in turns:
+            start, end = self._turn_in_text(whole, messages, turn, tools)
+            for piece, own in ((whole[done:start], False), (whole[start:end], True)):
+                piece_tokens = self.tokens(piece)
+                tokens += piece_tokens
+                learnt += [own] * len(piece_tokens)
+            done = end
+        rest = self.tokens(whole[done:])
+        return tokens + rest, learnt + [False] * len(rest)
+
+    def _turn_in_text(
+        self, whole: str, messages: Sequence[Message], turn: int, tools: list[Any] | None
+    ) -> tuple[int, int]:
+        """Where in the text of the whole conversation an assistant turn's own part begins and ends."""
+        before = self._template_text(messages[:turn], tools, add_generation_prompt=True)
+        through = self._template_text(messages[: turn + 1], tools)
+        if not through.startswith(before) or not whole.startswith(through):
+            raise ConfigError(
+                f"the {self._format} is not prefix-stable: message {turn} reads differently in the whole conversation than when the "
+                "assistant writes it; use train_on=last_assistant, or name a format of the renderers library as model.renderer"
+            )
+        message = messages[turn]
+        written = through[len(before) :].rstrip()  # what follows the end of turn is not the model's
+        ending = max((token for token in self._special_tokens() if written.endswith(token)), key=len, default="")
+        if not ending:
+            raise ConfigError(
+                f"the {self._format} ends no assistant turn with a special token, so a model could not learn to stop"
+            )
+        lead = _added_lead(written.removesuffix(ending), message)
+        return len(before) + lead, len(before) + len(written)
+
+    def _template_text(
+        self, messages: Sequence[Message], tools: list[Any] | None, add_generation_prompt: bool = False
+    ) -> str:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [_with_decoded_arguments(message) for message in messages],
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+        except TemplateError as error:
+            raise DataError(f"the {self._format} refuses the conversation: {error}") from error
+        assert isinstance(text, str)
+        return text
+
+    def _special_tokens(self) -> list[str]:
+        return [token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special]
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        decoded = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        assert isinstance(decoded, str)
+        return decoded
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Ids of the tokens that end an assistant turn."""
+        return tuple(self._renderer.get_stop_token_ids())
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of plain text, with nothing added."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def text(self, completion_tokens: Sequence[int]) -> str:
+        """The text of a completion without the token that ended it, be it the turn's or the model's end-of-sequence token."""
+        tokens = list(completion_tokens)
+        if tokens and tokens[-1] in (*self.stop_tokens, self._tokenizer.eos_token_id):
+            tokens.pop()
+        return self._decode(tokens)
+
+
+def _plain(messages: Sequence[Message]) -> list[Any]:
+    return [dict(message) for message in messages]
+
+
+def _with_decoded_arguments(message: Message) -> dict[str, Any]:
+    """Templates expect the arguments of tool calls as objects; the OpenAI format has them as JSON text."""
+    plain: dict[str, Any] = dict(message)
+    if "tool_calls" in message:
+        plain["tool_calls"] = [{**call, "function": _decoded(call["function"])} for call in message["tool_calls"]]
+    return plain
+
+
+def _with_other_calls(messages: Sequence[Message]) -> list[Message]:
+    """The same conversation with every tool call naming another function."""
+    changed: list[Message] = []
+    for message in messages:
+        calls = [
+            {**call, "function": {**call["function"], "name": call["function"]["name"] + "_"}}
+            for call in message.get("tool_calls", [])
+        ]
+        changed.append({**message, "tool_calls": calls} if calls else message)
+    return changed
+
+
+def _decoded(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with suppress(ValueError):  # text that is no JSON stays as it is: templates write it verbatim
+            arguments = json.loads(arguments)
+    return {**function, "arguments": arguments}
+
+
+def _added_lead(text: str, message: Message) -> int:
+    """How many characters the format added to an assistant turn before the message's own: an empty thinking block, a channel's name."""
+    if "<think>" in message["content"] or message.get("reasoning_content"):
+        return 0
+    if message.get("tool_calls"):
+        empty = _EMPTY_THINKING.match(text)
+        return empty.end() if empty else 0
+    content = message["content"]
+    if text.endswith(content):
+        lead = len(text) - len(content)
+    elif text.rstrip().endswith(content.strip()):  # the format trims
+        lead = len(text.rstrip()) - len(content.strip())
+    else:
+        return 0
+    # White space alone is a way of writing the content's first token (" yes" for "yes"), so it stays.
+    return lead if text[:lead].strip() else 0
+
+
+def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    return next(
+        (index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
+    )
