@@ -1,4 +1,4 @@
-"""The only place where tokens are shifted: a datum's input is `tokens[:-1]` and its target `tokens[1:]`."""
+"""Builds datums from tokens. The only place where tokens are shifted: the input is `tokens[:-1]`, the target `tokens[1:]`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Truncation = Literal["drop", "left", "right"]
 
 
 @dataclass
-class _Stretch:
-    """A run of turns of which each one's prompt begins with all tokens before it."""
+class _Segment:
+    """Consecutive turns, where the prompt of each turn begins with all tokens before it."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -36,24 +36,24 @@ def policy_datums(trajectory: Trajectory, advantage: float) -> list[Datum]:
     Turns whose prompt continues the tokens so far share one datum; where a turn breaks the prefix, a new one starts.
     Tokens are never made from text again.
     """
-    stretches: list[_Stretch] = []
+    segments: list[_Segment] = []
     for turn in trajectory.transitions:
-        known = len(stretches[-1].tokens) if stretches else 0
-        if not stretches or tuple(stretches[-1].tokens) != turn.prompt_tokens[:known]:
-            stretches.append(_Stretch())
+        known = len(segments[-1].tokens) if segments else 0
+        if not segments or tuple(segments[-1].tokens) != turn.prompt_tokens[:known]:
+            segments.append(_Segment())
             known = 0
-        stretches[-1].extend(turn.prompt_tokens[known:], None)
-        stretches[-1].extend(turn.completion_tokens, turn.sampling_logprobs)
-    return [_policy_datum(stretch, advantage) for stretch in stretches]
+        segments[-1].extend(turn.prompt_tokens[known:], None)
+        segments[-1].extend(turn.completion_tokens, turn.sampling_logprobs)
+    return [_policy_datum(segment, advantage) for segment in segments]
 
 
-def _policy_datum(stretch: _Stretch, advantage: float) -> Datum:
-    sampled = np.asarray(stretch.sampled[1:], dtype=np.float32)
+def _policy_datum(segment: _Segment, advantage: float) -> Datum:
+    sampled = np.asarray(segment.sampled[1:], dtype=np.float32)
     return Datum(
-        ModelInput.from_ints(stretch.tokens[:-1]),
+        ModelInput.from_ints(segment.tokens[:-1]),
         {
-            "target_tokens": np.asarray(stretch.tokens[1:]),
-            "logprobs": np.asarray(stretch.logprobs[1:], dtype=np.float32),
+            "target_tokens": np.asarray(segment.tokens[1:]),
+            "logprobs": np.asarray(segment.logprobs[1:], dtype=np.float32),
             "advantages": advantage * sampled,
             "weights": sampled,
         },
@@ -61,26 +61,26 @@ def _policy_datum(stretch: _Stretch, advantage: float) -> Datum:
 
 
 def supervised_datum(
-    tokens: Sequence[int], learnt: Sequence[bool], max_length: int, truncation: Truncation
+    tokens: Sequence[int], loss_mask: Sequence[bool], max_length: int, truncation: Truncation
 ) -> Datum | None:
-    """The datum of one conversation for cross-entropy: weight 1 where the target is to be learnt, else 0.
+    """The datum of one conversation for cross-entropy: weight 1 where `loss_mask` is true of the target, else 0.
 
     Args:
         tokens: the conversation, as `Renderer.supervised` gives it.
-        learnt: for each token, whether the model is to learn to write it. The first one never is: nothing predicts it.
+        loss_mask: for each token, whether it is trained on. The first token never is: nothing predicts it.
         max_length: the most tokens to keep, at least 2.
         truncation: what to do with a longer conversation: "drop" leaves it out, "left" keeps its last `max_length` tokens,
             "right" keeps its first ones.
 
     Returns:
-        None where the conversation is dropped, or where nothing to learn is left of it.
+        None if the conversation is dropped, or if no token to train on is left of it.
 
     Raises:
-        DataError: `tokens` and `learnt` differ in length, or `max_length` is below 2.
+        DataError: `tokens` and `loss_mask` differ in length, or `max_length` is below 2.
     """
-    if len(tokens) != len(learnt):
+    if len(tokens) != len(loss_mask):
         raise DataError(
-            f"supervised_datum: {len(tokens)} tokens, but {len(learnt)} marks of what to learn; they must be as many"
+            f"supervised_datum: {len(tokens)} tokens and a loss_mask of {len(loss_mask)}; both must have the same length"
         )
     if max_length < 2:
         raise DataError(
@@ -90,12 +90,12 @@ def supervised_datum(
         if truncation == "drop":
             return None
         kept = slice(-max_length, None) if truncation == "left" else slice(max_length)
-        tokens, learnt = tokens[kept], learnt[kept]
-    if not any(learnt[1:]):
+        tokens, loss_mask = tokens[kept], loss_mask[kept]
+    if not any(loss_mask[1:]):
         return None
     return Datum(
         ModelInput.from_ints(tokens[:-1]),
-        {"target_tokens": np.asarray(tokens[1:]), "weights": np.asarray(learnt[1:], dtype=np.float32)},
+        {"target_tokens": np.asarray(tokens[1:]), "weights": np.asarray(loss_mask[1:], dtype=np.float32)},
     )
 
 

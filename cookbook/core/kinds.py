@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DATASET_KINDS = {"prompts": "Example", "chat": "Conversation", "pairs": "PreferencePair", "labelled": "LabelledCompletion"}
+DATASET_KINDS = {
+    "prompts": "Example",
+    "chat": "Conversation",
+    "pairs": "PreferencePair",
+    "labelled": "LabelledCompletion",
+}
 """Kinds of datasets, and the class in `cookbook.core.examples` of their rows."""
 
 

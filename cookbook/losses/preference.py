@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ LARGEST_MEAN_LOGPROB = -1e-7
 class CompletionLoss(ABC):
     """A custom loss over whole completions (`cookbook.losses.spec.PreferenceLoss`)."""
 
-    paired: bool = True
+    kind: ClassVar[str] = "pairs"
     needs_reference: bool = True
     needs_mismatched: bool = False
 
@@ -172,7 +172,7 @@ class KTO(CompletionLoss):
         ConfigError: beta is not above 0, a weight is negative, or the baseline is unknown.
     """
 
-    paired = False
+    kind: ClassVar[str] = "labelled"
 
     def __init__(
         self,

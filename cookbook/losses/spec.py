@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class BuiltinLoss:
     """A loss that the backend has built in, and its settings: what `forward_backward` takes as `loss_fn` and `loss_fn_config`."""
 
+    kind: ClassVar[str] = "builtin"
+
     name: str
     config: Mapping[str, float] = field(default_factory=dict)
 
@@ -25,10 +27,8 @@ class BuiltinLoss:
 class PreferenceLoss(Protocol):
     """A custom loss over whole completions, and what a loop has to know to make its datums: `cookbook.losses.preference`."""
 
-    @property
-    def paired(self) -> bool:
-        """Datums are chosen and rejected in turn; else single examples with the array `desirable`."""
-        ...
+    kind: ClassVar[str]
+    """"pairs": datums are chosen and rejected in turn. "labelled": single examples with the array `desirable`."""
 
     @property
     def needs_reference(self) -> bool:

@@ -6,6 +6,7 @@ Each is a class with `__call__(rewards) -> advantages`, chosen by `conf/advantag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,6 +24,8 @@ def has_signal(rewards: Sequence[float]) -> bool:
 class MeanCentered:
     """A_i = R_i - mean(R): no division by the spread (Dr.GRPO, Liu et al. 2025, arXiv:2503.20783, section 3.1)."""
 
+    kind: ClassVar[str] = "group"
+
     def __call__(self, rewards: Sequence[float]) -> list[float]:
         values = np.asarray(rewards, dtype=np.float64)
         return (values - values.mean()).tolist()
@@ -31,6 +34,8 @@ class MeanCentered:
 class StdNormalized:
     """A_i = (R_i - mean(R)) / (std(R) + eps), with the sample standard deviation (GRPO, Shao et al. 2024, arXiv:2402.03300, section
     4.1.2)."""
+
+    kind: ClassVar[str] = "group"
 
     def __init__(self, eps: float = 1e-4) -> None:
         self.eps = eps
@@ -44,6 +49,8 @@ class StdNormalized:
 
 class RLOO:
     """A_i = R_i - mean of the others' rewards (REINFORCE leave-one-out, Ahmadian et al. 2024, arXiv:2402.14740, eq. 8)."""
+
+    kind: ClassVar[str] = "group"
 
     def __call__(self, rewards: Sequence[float]) -> list[float]:
         values = np.asarray(rewards, dtype=np.float64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -76,6 +76,7 @@ class GAE:
     gamma: float = 1.0
     lam: float = 0.95
     whiten: bool = True
+    kind: ClassVar[str] = "critic"
 
     def __post_init__(self) -> None:
         for name in ("gamma", "lam"):
@@ -98,6 +99,7 @@ class ReinforcePP:
 
     gamma: float = 1.0
     variance: Variance = "sample"
+    kind: ClassVar[str] = "returns"
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1:

@@ -17,7 +17,7 @@ SMALLEST_LOG_RATIO = -20.0
 """Log ratios are not taken below this, so that no weight becomes zero and drops its token out of the mask."""
 
 
-def truncate_importance(
+def truncated_importance_sampling(
     data: Sequence[Datum],
     training_logprobs: Sequence[np.ndarray],
     cap: float,

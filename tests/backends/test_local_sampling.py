@@ -9,7 +9,7 @@ import torch
 
 from cookbook.backends.local import LocalService
 from cookbook.backends.local.clients import LocalSamplingClient, LocalTrainingClient
-from cookbook.backends.local.token_sampler import Drawing, uniforms
+from cookbook.backends.local.token_sampler import TokenSampler, uniforms
 from cookbook.core.errors import BackendError
 from cookbook.core.types import AdamParams, Datum, ModelInput, SampledSequence, SamplingParams
 from tests.backends.local_model import CONTEXT, EOS, disturb, policy_data, random_tokens
@@ -261,8 +261,8 @@ def test_draws_follow_the_truncated_distribution(top_k: int, top_p: float) -> No
     params = SamplingParams(max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p)
     # Half of the rows are not truncated: their company must change nothing.
     mates = SamplingParams(max_tokens=1, temperature=temperature)
-    drawing = Drawing.of([params, mates] * (draws // 2), torch.device("cpu"))
-    tokens, logprobs = drawing.draw(logits.expand(draws, -1), torch.from_numpy(uniforms(0, 0, draws)))
+    token_sampler = TokenSampler.for_rows([params, mates] * (draws // 2), torch.device("cpu"))
+    tokens, logprobs = token_sampler.sample(logits.expand(draws, -1), torch.from_numpy(uniforms(0, 0, draws)))
     mine = tokens[::2].numpy()
     assert set(mine) <= set(kept)
     counts = np.bincount(mine, minlength=vocabulary) / len(mine)
@@ -273,8 +273,8 @@ def test_draws_follow_the_truncated_distribution(top_k: int, top_p: float) -> No
 def test_a_draw_never_falls_on_a_token_without_probability() -> None:
     logits = torch.full((2, 4), -torch.inf)
     logits[:, 1], logits[:, 2] = 0.0, 0.0
-    drawing = Drawing.of([SamplingParams(max_tokens=1)] * 2, torch.device("cpu"))
-    tokens, _ = drawing.draw(logits, torch.tensor([0.0, 1 - 2.0**-23]))
+    token_sampler = TokenSampler.for_rows([SamplingParams(max_tokens=1)] * 2, torch.device("cpu"))
+    tokens, _ = token_sampler.sample(logits, torch.tensor([0.0, 1 - 2.0**-23]))
     assert tokens.tolist() == [1, 2]
 
 

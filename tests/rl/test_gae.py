@@ -5,7 +5,7 @@ from cookbook.core.errors import ConfigError
 from cookbook.core.types import Datum, ModelInput
 from cookbook.rl.advantages import RLOO, MeanCentered
 from cookbook.rl.gae import ReinforcePP, discounted_sums, gae, group_token_advantages, whiten
-from cookbook.rl.importance import truncate_importance
+from cookbook.rl.importance import truncated_importance_sampling
 
 
 def slow_gae(rewards, values, gamma: float, lam: float) -> list[float]:
@@ -106,7 +106,7 @@ def datum(sampling: list[float], weights: list[float]) -> Datum:
 def test_truncated_importance_weights(level, ratios: list[float]):
     data = [datum([0.0, -2.0, -1.0, -3.0], [0.0, 0.5, 0.5, 0.5])]
     training = [np.array([-9.0, -1.0, -1.5, -3.0], dtype=np.float32)]
-    (changed,), metrics = truncate_importance(data, training, cap=2.0, level=level)
+    (changed,), metrics = truncated_importance_sampling(data, training, cap=2.0, level=level)
     np.testing.assert_allclose(changed.loss_fn_inputs["weights"], [0.0, *(0.5 * ratio for ratio in ratios)], rtol=1e-6)
     np.testing.assert_allclose(changed.loss_fn_inputs["logprobs"], [0.0, -1.0, -1.5, -3.0])
     assert metrics["importance/weight_mean"] == pytest.approx(np.mean(ratios))
@@ -115,8 +115,8 @@ def test_truncated_importance_weights(level, ratios: list[float]):
 
 
 def test_a_vanishing_importance_weight_keeps_its_token_in_the_mask():
-    (changed,), _ = truncate_importance([datum([0.0, 0.0], [1.0, 1.0])], [np.array([-500.0, 0.0])], cap=2.0)
+    (changed,), _ = truncated_importance_sampling([datum([0.0, 0.0], [1.0, 1.0])], [np.array([-500.0, 0.0])], cap=2.0)
     assert changed.loss_fn_inputs["weights"][0] > 0
     for cap, level in ((0.9, "token"), (2.0, "word")):
         with pytest.raises(ConfigError):
-            truncate_importance([], [], cap=cap, level=level)  # type: ignore[arg-type]
+            truncated_importance_sampling([], [], cap=cap, level=level)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache
 
 from cookbook.backends.local.kv_cache import BlockCache
 from cookbook.backends.local.model import BaseModel, microbatches, output_layer, right_padded
-from cookbook.backends.local.token_sampler import Drawing, uniforms
+from cookbook.backends.local.token_sampler import TokenSampler, uniforms
 from cookbook.backends.local.weights import PinnedWeights
 from cookbook.backends.stops import StopStrings
 from cookbook.core.types import SampledSequence, SampleResponse, SamplingParams, StopReason
@@ -78,7 +78,7 @@ class _Batch:
         self._uniforms = torch.from_numpy(
             np.stack([uniforms(request.seed, sample, self._most_tokens) for request, sample in rows])
         ).to(self._device)
-        self._drawing = Drawing.of([request.params for request, _ in rows], self._device)
+        self._token_sampler = TokenSampler.for_rows([request.params for request, _ in rows], self._device)
         self._padding = torch.tensor(
             [self._longest_prompt - len(request.prompt) for request, _ in rows], device=self._device
         )
@@ -100,7 +100,7 @@ class _Batch:
         head = output_layer(self._model)
         decoder = self._model.get_decoder()
         for step in range(self._most_tokens):
-            tokens, logprobs = self._drawing.draw(head(hidden).float(), self._uniforms[:, step])
+            tokens, logprobs = self._token_sampler.sample(head(hidden).float(), self._uniforms[:, step])
             self._take(step, tokens.cpu().numpy(), logprobs.cpu().numpy())
             unfinished = int(self._unfinished.sum())
             if unfinished == 0:
@@ -208,4 +208,4 @@ class _Batch:
         )
         self._unfinished = self._unfinished[indices]
         self._uniforms, self._padding = self._uniforms[kept], self._padding[kept]
-        self._drawing = self._drawing.select(kept)
+        self._token_sampler = self._token_sampler.select(kept)

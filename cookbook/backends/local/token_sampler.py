@@ -27,7 +27,7 @@ def uniforms(seed: int, sample: int, count: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class TokenSampler:
     """The settings of R rows as columns `[R]`; `temperature` is 1 for greedy rows, an unset `top_k` is the largest int64."""
 
     temperature: torch.Tensor
@@ -39,7 +39,7 @@ class Drawing:
     all_temperature_one: bool
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], device: torch.device) -> Drawing:
+    def for_rows(cls, params: Sequence[SamplingParams], device: torch.device) -> TokenSampler:
         greedy = torch.tensor([each.temperature == 0 for each in params])
         temperature = torch.tensor([each.temperature or 1.0 for each in params])
         top_k = torch.tensor([each.top_k if each.top_k > 0 else torch.iinfo(torch.int64).max for each in params])
@@ -49,7 +49,7 @@ class Drawing:
     @classmethod
     def _make(
         cls, temperature: torch.Tensor, greedy: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
-    ) -> Drawing:
+    ) -> TokenSampler:
         truncated = ((top_p < 1) | (top_k < torch.iinfo(torch.int64).max)) & ~greedy
         return cls(
             temperature,
@@ -61,10 +61,10 @@ class Drawing:
             bool((temperature == 1).all()),
         )
 
-    def select(self, rows: torch.Tensor) -> Drawing:
+    def select(self, rows: torch.Tensor) -> TokenSampler:
         return self._make(self.temperature[rows], self.greedy[rows], self.top_k[rows], self.top_p[rows])
 
-    def draw(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens `[R]` and their logprobs after temperature, before truncation `[R]`, from float32 logits `[R, V]`.
 
         Inverse-transform sampling over the vocabulary in its own order: a row's truncation zeroes probabilities but moves none.
