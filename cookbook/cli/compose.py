@@ -21,8 +21,8 @@ from cookbook.core.errors import ConfigError
 from cookbook.core.suggest import did_you_mean
 from cookbook.loops.config import RunConfig, register_schemas
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
-"""The shipped configuration: a checkout is edited in place."""
+CONF = next(folder / "conf" for folder in Path(__file__).resolve().parents[1:3] if (folder / "conf").is_dir())
+"""The shipped configuration: cookbook/conf in a wheel, conf/ beside the package in a checkout, which is edited in place."""
 
 BASE_SCALE = "laptop"
 """The scale whose values are the recipe's own file."""
