@@ -1,7 +1,8 @@
-"""What all tests share: no network, few threads, and a command line that runs in this process."""
+"""Fixtures and settings of all tests: no network, few threads, a command line that runs in this process, a table of skips."""
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,15 @@ SMALL = (
     "eval.examples=2",
 )
 """Overrides that make a recipe of rollouts end within a second."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print one table of what was skipped and why."""
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", []))
+    if reasons:
+        terminalreporter.section("skipped: tests and reason")
+        for reason, count in reasons.most_common():
+            terminalreporter.write_line(f"{count:5}  {reason}")
 
 
 @dataclass(frozen=True)
