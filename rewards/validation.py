@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
+from cookbook.core.callables import callable_name
 from cookbook.core.errors import DataError
 from cookbook.core.examples import Example
 from cookbook.core.rollouts import Completion, Reward
-from cookbook.core.scoring import as_result, call, is_async, reward_name
+from cookbook.core.scoring import as_result, call, is_async
 from cookbook.core.types import StopReason
 
 
@@ -24,7 +25,7 @@ class Validated(Protocol):
 
 def expect_score(reward: Reward, text: str, example: Example, expected: float, stop_reason: StopReason = "eos") -> None:
     """Raise DataError unless the completion `text` scores exactly `expected`."""
-    name = reward_name(reward)
+    name = callable_name(reward)
     completion = Completion(text, stop_reason, num_tokens=0)
     # An event loop for each of thousands of plain calls would take longer than the calls.
     raw = asyncio.run(call(reward, completion, example)) if is_async(reward) else reward(completion, example)

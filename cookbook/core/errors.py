@@ -1,4 +1,4 @@
-"""Errors a user can act on.
+"""Errors that a user can act on.
 
 Every one of them prints as a single line that says what was wrong, where, and what to do.
 `cookbook.run` shows that line and exits with status 1; `debug=true` shows the traceback too.
@@ -6,7 +6,7 @@ Every one of them prints as a single line that says what was wrong, where, and w
 
 
 class CookbookError(Exception):
-    """Base of all errors that are the user's to mend. The message is one complete line."""
+    """Base of all errors that the user can fix. The message is one complete line."""
 
 
 class ConfigError(CookbookError):
@@ -27,6 +27,10 @@ class BackendError(CookbookError):
 
 class CheckpointError(CookbookError):
     """A checkpoint or run directory is missing, incomplete or belongs to another configuration."""
+
+
+class LossError(CookbookError):
+    """A custom loss raised, returned something else than (scalar tensor, metrics), or has no gradient."""
 
 
 class RewardError(CookbookError):

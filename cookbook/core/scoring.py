@@ -8,11 +8,10 @@ import functools
 import inspect
 import logging
 import math
-import traceback
 from numbers import Real
-from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import get_args
 
+from cookbook.core.callables import callable_name, describe_exception, one_line
 from cookbook.core.errors import CookbookError, RewardError
 from cookbook.core.examples import Example
 from cookbook.core.rollouts import Completion, Reward, RewardResult, RewardStatus
@@ -24,19 +23,11 @@ class BrokenReward(RewardError):
     """A reward function has a bug: it raised, or returned no score. It is not retried; the run stops with this one line."""
 
 
-def reward_name(reward: Reward) -> str:
-    """The dotted name of a reward function (`functools.partial` looked through) or of a reward object's class."""
-    if isinstance(reward, functools.partial):
-        return reward_name(reward.func)
-    target = reward if isinstance(reward, FunctionType | MethodType | BuiltinFunctionType) else type(reward)
-    return f"{target.__module__}.{target.__qualname__}"
-
-
 def as_result(raw: object, reward_name: str) -> RewardResult:
     """What a reward returned, as a RewardResult. A plain number means: 1 is correct, 0 is wrong, anything else partial.
 
     Raises:
-        BrokenReward: `raw` is no number, not finite, or a RewardResult with such a value or an unknown status.
+        BrokenReward: `raw` is not a number, not finite, or a RewardResult with such a value or an unknown status.
     """
     result = raw
     if isinstance(raw, Real):
@@ -44,11 +35,11 @@ def as_result(raw: object, reward_name: str) -> RewardResult:
         result = RewardResult(value, "correct" if value == 1 else "wrong" if value == 0 else "partial")
     if not isinstance(result, RewardResult):
         raise BrokenReward(
-            f"reward {reward_name} returned {_one_line(repr(raw))} ({type(raw).__name__}); return a float or a RewardResult"
+            f"reward {reward_name} returned {one_line(repr(raw))} ({type(raw).__name__}); return a float or a RewardResult"
         )
     if not isinstance(result.value, Real) or not math.isfinite(result.value):
         raise BrokenReward(
-            f"reward {reward_name} returned the value {_one_line(repr(result.value))}; it must be a finite number"
+            f"reward {reward_name} returned the value {one_line(repr(result.value))}; it must be a finite number"
         )
     if result.status not in get_args(RewardStatus):
         statuses = ", ".join(get_args(RewardStatus))
@@ -82,7 +73,7 @@ async def score(
         BrokenReward: the reward raised anything else than a CookbookError, or returned no score. Names the reward, the
             example, the exception and the line that raised it.
     """
-    name = reward_name(reward)
+    name = callable_name(reward)
     result, reason = RewardResult(0.0, "error"), "no attempt was allowed"
     for attempt in range(retries + 1):
         if attempt:
@@ -92,13 +83,12 @@ async def score(
         except BrokenReward:
             raise
         except RewardError as error:
-            result, reason = RewardResult(0.0, "error"), _one_line(str(error))
+            result, reason = RewardResult(0.0, "error"), one_line(str(error))
         except CookbookError:
             raise
         except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
             raise BrokenReward(
-                f"reward {name} raised {type(error).__name__}: {_one_line(str(error))} on {example.id}, at {frame.filename}:{frame.lineno}"
+                f"reward {name} raised {describe_exception(error, during=f' on {example.id}')}"
             ) from error
         else:
             if result.status != "error":
@@ -106,8 +96,3 @@ async def score(
             reason = 'it returned status "error"'
     logger.warning("reward %s failed on %s, tried %d times: %s", name, example.id, retries + 1, reason)
     return RewardResult(0.0, "error", result.metrics, result.details)
-
-
-def _one_line(text: str, limit: int = 300) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -8,8 +8,8 @@ import torch
 
 from cookbook.core.clients import APIFuture, CustomLoss, TrainingClient
 from cookbook.core.datums import with_inputs
-from cookbook.core.errors import BackendError
 from cookbook.core.types import Datum, ForwardBackwardOutput
+from cookbook.losses.custom import differentiate
 
 
 def forward_backward_two_pass(
@@ -25,12 +25,7 @@ def forward_backward_two_pass(
     ]
     forward = client.forward(logprobs_only, "cross_entropy").result()
     logprobs = [torch.from_numpy(outputs["logprobs"].copy()).requires_grad_() for outputs in forward.loss_fn_outputs]
-    loss, metrics = loss_fn(data, logprobs)
-    if not torch.isfinite(loss):
-        raise BackendError(
-            f"custom loss is {float(loss)}; nothing was added to the gradient (look for extreme logprobs in the data)"
-        )
-    slopes = torch.autograd.grad(loss, logprobs, allow_unused=True, materialize_grads=True)
+    slopes, metrics = differentiate(loss_fn, data, logprobs)
     weighted = [with_inputs(datum, weights=-slope.numpy()) for datum, slope in zip(logprobs_only, slopes, strict=True)]
-    answer = ForwardBackwardOutput(forward.loss_fn_outputs, {**metrics, "loss:sum": float(loss.detach())})
+    answer = ForwardBackwardOutput(forward.loss_fn_outputs, metrics)
     return client.forward_backward(weighted, "cross_entropy").then(lambda _: answer)

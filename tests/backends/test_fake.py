@@ -25,7 +25,7 @@ from cookbook.backends.fake.model import (
 )
 from cookbook.backends.fake.tokenizer import EOS_TOKEN, TOKEN_BYTES, build_tokenizer
 from cookbook.core.clients import Capabilities
-from cookbook.core.errors import CapabilityError, CheckpointError, ConfigError, CookbookError, DataError
+from cookbook.core.errors import CapabilityError, CheckpointError, ConfigError, CookbookError, DataError, LossError
 from cookbook.core.types import AdamParams, Datum, ModelInput, SamplingParams
 
 PROMPT = ModelInput.from_ints(b"Q: 1+1? A: ")
@@ -165,7 +165,7 @@ def test_a_base_models_samples_are_text_that_ends() -> None:
             CheckpointError,
             "without an optimizer",
         ),
-        (lambda c: c.forward_backward_custom([datum()], lambda data, lp: (lp[0], {})), DataError, "must be a scalar"),
+        (lambda c: c.forward_backward_custom([datum()], lambda data, lp: (lp[0], {})), LossError, "a tensor of shape"),
     ],
 )
 def test_errors_say_what_to_do(

@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from cookbook.core.clients import ServiceClient, TrainingClient
-from cookbook.core.types import Datum
+from cookbook.core.callables import callable_name
+from cookbook.core.clients import APIFuture, CustomLoss, ServiceClient, TrainingClient
+from cookbook.core.errors import LossError
+from cookbook.core.types import Datum, ForwardBackwardOutput
+from tests.contract.broken_losses import BROKEN_LOSSES
+from tests.contract.harness import ContractHarness, NewClient, assert_close, assert_differ, with_inputs
 
 if TYPE_CHECKING:
     import torch
-
-from tests.contract.harness import ContractHarness, NewClient, assert_close, assert_differ, with_inputs
 
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "gspo_token")
 CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.9997, 1.0004), "gspo_token": (0.9997, 1.0004)}
 DRO_BETA = 0.05
 
 Inputs = Mapping[str, np.ndarray]
+
+RunCustom = Callable[[TrainingClient, Sequence[Datum], CustomLoss], APIFuture[ForwardBackwardOutput]]
+
+
+def in_one_call(client: TrainingClient, data: Sequence[Datum], loss: CustomLoss) -> APIFuture[ForwardBackwardOutput]:
+    return client.forward_backward_custom(data, loss)
+
+
+def in_two_passes(client: TrainingClient, data: Sequence[Datum], loss: CustomLoss) -> APIFuture[ForwardBackwardOutput]:
+    from cookbook.losses.two_pass import forward_backward_two_pass
+
+    return forward_backward_two_pass(client, data, loss)
+
+
+WAYS = (in_one_call, in_two_passes)
+"""The two ways to run a custom loss. The second asks a backend for cross_entropy only."""
 
 
 def reference_loss(loss_fn: str, logprobs: np.ndarray, inputs: Inputs) -> float:
@@ -179,7 +197,7 @@ class LossContract(ContractHarness):
         policy_data = self.policy_data(built_in, data)
         expected = built_in.forward_backward(policy_data, loss_fn).result(60)
         output = custom.forward_backward_custom(policy_data, torch_loss(loss_fn)).result(60)
-        assert output.metrics["datums"] == len(data)
+        assert output.metrics["datums:mean"] == len(data)
         assert output.metrics["loss:sum"] == pytest.approx(
             expected.metrics["loss:sum"], rel=10 * self.tolerance, abs=10 * self.tolerance
         )
@@ -190,6 +208,50 @@ class LossContract(ContractHarness):
             self.logprobs(custom, data), self.logprobs(built_in, data), self.tolerance, "the step after either loss"
         )
         assert_differ(self.logprobs(custom, data), before, self.tolerance, "the custom loss has an effect")
+
+    @pytest.mark.parametrize("run", WAYS)
+    def test_custom_metrics_need_no_reduction(
+        self, service: ServiceClient, client: TrainingClient, data: list[Datum], run: RunCustom
+    ) -> None:
+        def loss(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> Any:
+            total = -sum(each.sum() for each in logprobs)
+            return total, {"entropy": 0.5, "length:max": np.float32(7), "datums:sum": len(data), "loss:sum": 1e9}
+
+        self.need_custom_loss(service, run)
+        metrics = run(client, data, loss).result(60).metrics
+        expected = client.forward(data, "cross_entropy").result(60).metrics["loss:sum"]
+        assert metrics.pop("loss:sum") == pytest.approx(expected, rel=self.tolerance), (
+            "the loss itself, whatever it says"
+        )
+        assert metrics == {"entropy:mean": 0.5, "length:max": 7.0, "datums:sum": len(data)}
+        assert {type(value) for value in metrics.values()} == {float}
+
+    @pytest.mark.parametrize("run", WAYS)
+    @pytest.mark.parametrize(("loss", "says"), BROKEN_LOSSES)
+    def test_a_broken_custom_loss_is_one_line_and_adds_nothing(
+        self,
+        service: ServiceClient,
+        new_client: NewClient,
+        data: list[Datum],
+        run: RunCustom,
+        loss: CustomLoss,
+        says: str,
+    ) -> None:
+        self.need_custom_loss(service, run)
+        client, untouched = new_client(), new_client()
+        with pytest.raises(LossError, match=says) as raised:
+            run(client, data, loss).result(60)
+        assert f"loss {callable_name(loss)}" in str(raised.value)
+        assert "\n" not in str(raised.value)
+        for each in (client, untouched):
+            self.train(each, data)
+        assert_close(
+            self.logprobs(client, data), self.logprobs(untouched, data), self.tolerance, "the failed call had no effect"
+        )
+
+    def need_custom_loss(self, service: ServiceClient, run: RunCustom) -> None:
+        if run is in_one_call and not service.capabilities.custom_loss:
+            pytest.skip("no custom losses")
 
     def need_loss(self, service: ServiceClient, loss_fn: str) -> None:
         if loss_fn not in service.capabilities.losses:

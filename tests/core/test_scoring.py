@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from cookbook.core import scoring
+from cookbook.core.callables import callable_name
 from cookbook.core.errors import DataError, RewardError
 from cookbook.core.examples import Example
 from cookbook.core.rollouts import Completion, RewardResult
-from cookbook.core.scoring import BrokenReward, as_result, reward_name
+from cookbook.core.scoring import BrokenReward, as_result
 from rewards.math import GSM8K
 
 COMPLETION = Completion("#### 5", "eos", 3)
@@ -138,6 +139,6 @@ def test_a_fault_of_the_dataset_passes_as_it_is():
 
 
 def test_names():
-    assert reward_name(GSM8K()) == "rewards.math.GSM8K"
-    assert reward_name(functools.partial(GSM8K())) == "rewards.math.GSM8K"
-    assert reward_name(test_names).endswith("test_scoring.test_names")  # pyright: ignore[reportArgumentType]
+    assert callable_name(GSM8K()) == "rewards.math.GSM8K"
+    assert callable_name(functools.partial(GSM8K())) == "rewards.math.GSM8K"
+    assert callable_name(test_names).endswith("test_scoring.test_names")  # pyright: ignore[reportArgumentType]

@@ -48,7 +48,6 @@ from cookbook.core.types import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
@@ -259,17 +258,20 @@ class FakeTrainingClient:
             raise CapabilityError(
                 f"forward_backward_custom is not available on this backend; {_suggest('', self._service.capabilities.losses)}"
             )
-        import torch  # the caller's function takes tensors; nothing else here does
+        # Here, because nothing else in this backend needs torch.
+        import torch
+
+        from cookbook.losses.custom import differentiate
 
         check_soft_targets(data, "custom", accepted=True)
         previous, inputs = _flatten(data, "custom", ("target_tokens",))
         targets = inputs["target_tokens"]
         outputs = _split(target_logprobs(self._logits, previous, targets), data)
         tensors = [torch.from_numpy(output["logprobs"].copy()).requires_grad_() for output in outputs]
-        loss, metrics = loss_fn(data, tensors)
-        slopes = _slopes(loss, tensors)
+        gradients, metrics = differentiate(loss_fn, data, tensors)
+        slopes = np.concatenate([gradient.numpy().ravel() for gradient in gradients]).astype(np.float64)
         self._weights.gradient += logits_gradient(self._logits, previous, targets, slopes)
-        return ForwardBackwardOutput(outputs, {**metrics, "loss:sum": float(loss.detach())})
+        return ForwardBackwardOutput(outputs, metrics)
 
     def _save(self, kind: str, name: str, with_optimizer: bool) -> SaveResponse:
         path = self._service.state_path(kind, name)
@@ -415,16 +417,3 @@ def _split(logprobs: np.ndarray, data: Sequence[Datum]) -> list[dict[str, np.nda
     targets = [datum.loss_fn_inputs["target_tokens"] for datum in data]
     parts = np.split(logprobs.astype(np.float32), np.cumsum([array.size for array in targets])[:-1])
     return [{"logprobs": part.reshape(array.shape)} for part, array in zip(parts, targets, strict=True)]
-
-
-def _slopes(loss: torch.Tensor, logprobs: Sequence[torch.Tensor]) -> np.ndarray:
-    """The derivative of a custom loss by every logprob, `[targets]`; zero where the loss does not read it."""
-    import torch
-
-    if loss.ndim != 0 or not loss.requires_grad:
-        raise DataError(
-            f"forward_backward_custom: the loss must be a scalar tensor computed from the logprobs, but has shape {tuple(loss.shape)} "
-            f"and requires_grad={loss.requires_grad}"
-        )
-    gradients = torch.autograd.grad(loss, logprobs, allow_unused=True, materialize_grads=True)
-    return np.concatenate([gradient.numpy().ravel() for gradient in gradients]).astype(np.float64)

@@ -28,6 +28,7 @@ from cookbook.core.types import (
 )
 from cookbook.losses.base import LossFunction, MetricSums, TokenBatch, check_inputs
 from cookbook.losses.builtin import KNOWN_INPUTS, LOSSES, resolve_loss
+from cookbook.losses.custom import differentiate
 from cookbook.losses.value import VALUE
 
 Entries = tuple[np.ndarray, ...]
@@ -153,18 +154,13 @@ class TrainingSession:
             leaves = [
                 torch.from_numpy(output.copy()).to(self.weights.base.device).requires_grad_() for output in outputs
             ]
-            loss, metrics = loss_fn(data, leaves)
-            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                raise DataError("forward_backward_custom: the loss function must return (scalar tensor, metrics)")
-            reduced = _finite({"loss:sum": loss.item(), **metrics}, "custom")
-            if loss.requires_grad:
-                loss.backward()
+            gradients, metrics = differentiate(loss_fn, data, leaves)
             for batch, logprobs in zip(batches, computed, strict=True):
-                slopes = _slopes(batch, leaves)
+                slopes = _slopes(batch, gradients)
                 if slopes.any():
                     (logprobs if one_pass else self._logprobs(batch)).backward(slopes)
             fresh.keep()
-        return ForwardBackwardOutput([{"logprobs": output} for output in outputs], reduced)
+        return ForwardBackwardOutput([{"logprobs": output} for output in outputs], metrics)
 
     def optim_step(self, params: AdamParams) -> OptimStepResponse:
         """One AdamW step (Loshchilov & Hutter 2019, algorithm 2) on the accumulated gradient, clipped by its global norm.
@@ -301,13 +297,12 @@ def _computed_entries(datum: Datum, gates: Sequence[str]) -> Entries:
     return needed.nonzero()
 
 
-def _slopes(batch: Microbatch, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+def _slopes(batch: Microbatch, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """dL/dlogprob at the entries of a micro-batch."""
     rows = []
     for index, entries in zip(batch.datums, batch.entries, strict=True):
-        gradient = leaves[index].grad
-        where = tuple(torch.from_numpy(places).to(leaves[index].device) for places in entries)
-        rows.append(torch.zeros(len(entries[0]), device=leaves[index].device) if gradient is None else gradient[where])
+        where = tuple(torch.from_numpy(places).to(gradients[index].device) for places in entries)
+        rows.append(gradients[index][where])
     return torch.cat(rows)
 
 

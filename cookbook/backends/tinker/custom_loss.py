@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 import torch
 
 from cookbook.core.clients import CustomLoss
-from cookbook.core.errors import BackendError, DataError
 from cookbook.core.types import Datum, ForwardBackwardOutput
+from cookbook.losses.custom import differentiate
 
 
 class CustomLossCall:
@@ -30,7 +29,7 @@ class CustomLossCall:
         """What the SDK differentiates: linear in the logprobs, with the gradient of the loss. Every logprob has one, if only of zero."""
         try:
             slopes = self._run(logprobs)
-        except Exception as error:  # the user's code; it belongs to whoever waits
+        except Exception as error:  # it belongs to whoever waits
             self._error = error
             slopes = [torch.zeros_like(each) for each in logprobs]
         terms = [(each * slope).sum() for each, slope in zip(logprobs, slopes, strict=True)]
@@ -40,7 +39,7 @@ class CustomLossCall:
         """The loss's own metrics, and the logprobs that it was given.
 
         Raises:
-            Exception: what the loss function raised.
+            CookbookError: see `differentiate`.
         """
         if self._error is not None:
             raise self._error
@@ -49,16 +48,7 @@ class CustomLossCall:
 
     def _run(self, logprobs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         leaves = [each.detach().clone().requires_grad_() for each in logprobs]
-        loss, metrics = self._loss_fn(self._data, leaves)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise DataError("forward_backward_custom: the loss function must return (scalar tensor, metrics)")
-        if not math.isfinite(loss.item()):
-            raise BackendError(
-                f"loss 'custom' is {loss.item()}; nothing was added to the gradient (look for extreme logprobs, advantages or weights)"
-            )
-        slopes: Sequence[torch.Tensor] = [torch.zeros_like(leaf) for leaf in leaves]
-        if loss.requires_grad:
-            slopes = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        slopes, metrics = differentiate(self._loss_fn, self._data, leaves)
         outputs = [{"logprobs": np.asarray(leaf.detach().numpy(), np.float32)} for leaf in leaves]
-        self._output = ForwardBackwardOutput(outputs, {**metrics, "loss:sum": loss.item()})
+        self._output = ForwardBackwardOutput(outputs, metrics)
         return slopes

@@ -1,0 +1,30 @@
+"""What an error says of a user's function: its name, and what it raised where."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+
+def callable_name(function: Callable[..., Any]) -> str:
+    """The dotted name of a function (`functools.partial` looked through) or of an object's class."""
+    if isinstance(function, functools.partial):
+        return callable_name(function.func)
+    named = isinstance(function, FunctionType | MethodType | BuiltinFunctionType)
+    target = function if named else type(function)
+    return f"{target.__module__}.{target.__qualname__}"
+
+
+def describe_exception(error: Exception, during: str = "") -> str:
+    """`ValueError: message during, at file:line`, where `file:line` is the place that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {one_line(str(error))}{during}, at {frame.filename}:{frame.lineno}"
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """`text` with its white space reduced to single spaces, cut to `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
