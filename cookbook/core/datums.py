@@ -118,12 +118,16 @@ def scale_weights(data: Sequence[Datum], loss_agg: str, max_tokens: int) -> list
     * sequence_mean: a token of datum i weighs 1 / (n * t_i) (GRPO, Shao et al. 2024, arXiv:2402.03300, eq. 3);
     * constant: every token weighs 1 / (n * max_tokens) (Dr.GRPO, Liu et al. 2025, arXiv:2503.20783, section 3.1).
 
-    The batch passed here must be all that one `optim_step` sees; any split of it afterwards gives the same gradient.
+    A datum whose weights are all zero contributes nothing, but is one of the n. The batch passed here must be all that one
+    `optim_step` sees; any split of it afterwards gives the same gradient.
     """
     counts = [float(np.count_nonzero(datum.loss_fn_inputs["weights"])) for datum in data]
     total = sum(counts)
     scaled = []
     for datum, count in zip(data, counts, strict=True):
+        if count == 0:
+            scaled.append(datum)
+            continue
         if loss_agg == "token_mean":
             scale = 1 / total
         elif loss_agg == "sequence_mean":

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cookbook.core.datums import policy_datums, scale_weights
+from cookbook.core.datums import policy_datums, scale_weights, with_inputs
 from cookbook.core.rollouts import RewardResult, Trajectory, Transition
 
 
@@ -49,3 +49,16 @@ def test_scale_weights_makes_the_named_mean(loss_agg, expected):
     for datum, weight in zip(scaled, expected, strict=True):
         weights = datum.loss_fn_inputs["weights"]
         np.testing.assert_allclose(weights[weights != 0], weight, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss_agg", "expected"), [("token_mean", 1 / 2), ("sequence_mean", 1 / 4), ("constant", 1 / 20)]
+)
+def test_a_datum_that_is_masked_everywhere_has_no_weight_and_is_counted(loss_agg: str, expected: float):
+    (trained,) = policy_datums(Trajectory((turn([1, 2], [3, 4]),)), 1.0)
+    masked = with_inputs(trained, weights=np.zeros(3))
+    scaled, unscaled = scale_weights([trained, masked], loss_agg, max_tokens=10)
+    np.testing.assert_allclose(scaled.loss_fn_inputs["weights"], [0, expected, expected], rtol=1e-6)
+    np.testing.assert_array_equal(unscaled.loss_fn_inputs["weights"], [0, 0, 0])
+    (alone,) = scale_weights([masked], loss_agg, max_tokens=10)
+    np.testing.assert_array_equal(alone.loss_fn_inputs["weights"], [0, 0, 0])
