@@ -32,7 +32,9 @@ SMALL = (
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print one table of what was skipped and why."""
-    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", []))
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])
+    )
     if reasons:
         terminalreporter.section("skipped: tests and reason")
         for reason, count in reasons.most_common():

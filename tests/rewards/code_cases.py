@@ -29,5 +29,5 @@ def score(reward: CodeReward, program: str, problem: CodeProblem) -> RewardResul
 
 def judged(sandbox: Sandbox, program: str, problem: CodeProblem, **settings) -> RewardResult:
     return score(
-        CodeReward(sandbox=sandbox, **{"time_limit_s": 1.0, "wall_factor": 10.0, **settings}), program, problem
+        CodeReward(sandbox=sandbox, **{"time_limit_s": 1.0, "wall_factor": 30.0, **settings}), program, problem
     )

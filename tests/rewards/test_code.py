@@ -233,19 +233,20 @@ def test_tests_that_do_not_work_are_a_data_error(sandbox, tests, complaint):
 
 
 class Scripted:
-    """Answers every run with the same result, after `seconds`."""
+    """Answers every run with the same result. The first `num_held` runs never end."""
 
     languages = frozenset({"python"})
     isolation = "none"
 
-    def __init__(self, status: str, seconds: float = 0.0) -> None:
+    def __init__(self, status: str, num_held: int = 0) -> None:
         self.status = status
-        self.seconds = seconds
+        self.num_held = num_held
         self.runs = 0
 
     async def run(self, code, language, stdin="", files=None, limits=None) -> ExecResult:
         self.runs += 1
-        await asyncio.sleep(self.seconds)
+        # Long enough for several callers to meet; nothing depends on it.
+        await asyncio.sleep(3600 if self.runs <= self.num_held else 0.05)
         return ExecResult(self.status, "2\n4\n", "first\nserver gone\n", 0, 0.0, 0.0, 0.0)  # pyright: ignore[reportArgumentType]
 
     def close(self) -> None: ...
@@ -263,11 +264,17 @@ def test_a_failing_sandbox_is_no_wrong_answer_and_not_remembered(kind):
 
 
 def test_the_same_program_runs_once_also_across_threads_and_loops():
-    box = Scripted("ok", seconds=0.3)
+    box = Scripted("ok")
     reward = CodeReward(sandbox=box)
     problem = CodeProblem(StdinTests((("1", "2 4"),)))
     results: list[RewardResult] = []
-    threads = [threading.Thread(target=lambda: results.append(score(reward, "print(1)", problem))) for _ in range(5)]
+    together = threading.Barrier(5)
+
+    def one_of_five() -> None:
+        together.wait()
+        results.append(score(reward, "print(1)", problem))
+
+    threads = [threading.Thread(target=one_of_five) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -279,14 +286,15 @@ def test_the_same_program_runs_once_also_across_threads_and_loops():
 
 
 def test_who_waits_for_a_cancelled_run_runs_it():
-    box = Scripted("ok", seconds=0.2)
+    box = Scripted("ok", num_held=1)
     reward = CodeReward(sandbox=box)
     problem = CodeProblem(StdinTests((("1", "2 4"),)))
 
     async def both() -> RewardResult:
         completion, case = Completion("print(1)", "eos", 1), example(problem)
         first, second = (asyncio.create_task(reward(completion, case)) for _ in range(2))
-        await asyncio.sleep(0.05)
+        while box.runs < 1:
+            await asyncio.sleep(0)
         first.cancel()
         return await second
 

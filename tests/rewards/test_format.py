@@ -1,4 +1,3 @@
-import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from cookbook.core.examples import Example
 from cookbook.core.rollouts import Completion
 from cookbook.core.types import StopReason
 from rewards.format import EndsProperly, MatchesPattern
+from tests.watchdog import processor_time
 
 EXAMPLE = Example("x/1", (), "5", {"solution": "2 + 3 = <<2+3=5>>5\n#### 5"})
 
@@ -57,15 +57,13 @@ def test_the_shipped_pattern_wants_a_last_answer_line(text: str, expected: float
     ids=lambda text: ascii(text[:8]),
 )
 def test_the_shipped_pattern_takes_linear_time(text: str):
-    started = time.perf_counter()
-    assert value(MatchesPattern(shipped_pattern(), timeout_s=5), text) == 0.0
-    assert time.perf_counter() - started < 1
+    with processor_time():
+        assert value(MatchesPattern(shipped_pattern(), timeout_s=3600), text) == 0.0
 
 
 def test_an_exponential_pattern_is_given_up():
-    started = time.perf_counter()
-    assert value(MatchesPattern(r"(a|aa)+(b|bb)+c", timeout_s=0.2), "a" * 10_000 + "b" * 10_000) == 0.0
-    assert time.perf_counter() - started < 2
+    with processor_time():
+        assert value(MatchesPattern(r"(a|aa)+(b|bb)+c", timeout_s=0.2), "a" * 10_000 + "b" * 10_000) == 0.0
 
 
 def test_bad_settings_and_a_pattern_that_does_not_fit_are_named():

@@ -1,8 +1,5 @@
 import asyncio
 import importlib.util
-import os
-import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +11,7 @@ from cookbook.core.rollouts import Completion, RewardResult
 from cookbook.core.scoring import score
 from rewards.latex import MathVerify
 from rewards.latex_worker import last_box
+from tests.watchdog import processor_time
 
 needs_math_verify = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra `math`")
 
@@ -74,16 +72,14 @@ def test_a_gold_answer_that_is_no_expression_is_a_dataset_fault(reward: MathVeri
 
 @needs_math_verify
 def test_a_hang_is_killed_from_any_thread_and_is_malformed_not_an_error():
-    reward = MathVerify(timeout_s=1.0, workers=1)
-    judge(reward, "5", "5")  # the worker has started
-    started = time.perf_counter()
+    reward = MathVerify(timeout_s=5.0, workers=1)
     with ThreadPoolExecutor(2) as threads:
         hang = threads.submit(judge, reward, HANGS, "5")
-        time.sleep(0.2)
-        # Waits its turn for longer than timeout_s, which is no time of its own.
+        while not reward._idle.empty():
+            time.sleep(0.01)
+        # Waits for the only worker longer than timeout_s, which counts only its own time.
         waits = threads.submit(judge, reward, r"\boxed{5}", "5")
         assert hang.result() == RewardResult(0.0, "malformed", {"timeout": 1.0})
-        assert time.perf_counter() - started < 15
         assert waits.result().status == "correct"
     reward.close()
 
@@ -91,24 +87,33 @@ def test_a_hang_is_killed_from_any_thread_and_is_malformed_not_an_error():
 @needs_math_verify
 def test_a_hanging_gold_answer_is_an_error():
     reward = MathVerify(timeout_s=1.0, workers=1)
-    judge(reward, "5", "5")
     with pytest.raises(RewardError, match="the gold answer of x/1 took over 1 s"):
-        judge(reward, "5", "+".join(["x"] * 20_000))
+        judge(reward, "5", "+".join(["x"] * 60_000))
     reward.close()
 
 
 @needs_math_verify
-def test_a_worker_killed_in_the_middle_is_an_error_and_the_next_call_starts_another():
+def test_a_worker_killed_in_the_middle_is_an_error_and_the_next_call_starts_another(monkeypatch: pytest.MonkeyPatch):
     reward = MathVerify(timeout_s=30, workers=1)
     judge(reward, "5", "5")
-    process = reward._workers[0]._process
+    (worker,) = reward._workers
+    process, receive = worker._process, worker.receive
     assert process is not None
-    threading.Timer(0.5, os.kill, (process.pid, signal.SIGKILL)).start()
-    with pytest.raises(RewardError, match="the worker process died on a completion"):
-        judge(reward, HANGS, "5")
+    messages: list[dict] = []
+
+    def receive_and_kill(timeout_s: float) -> dict:
+        messages.append(receive(timeout_s))
+        process.kill()  # the gold answer is read, the completion hangs
+        return messages[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "receive", receive_and_kill)
+        with pytest.raises(RewardError, match="the worker process died on a completion"):
+            judge(reward, HANGS, "5")
+    assert messages == [{"parsed": True}]
     assert judge(reward, "5", "5").status == "correct"
 
-    # One that died between two calls is no news at all.
+    # A worker that died between two calls is replaced without an error.
     process = reward._workers[0]._process
     assert process is not None
     process.kill()
@@ -138,7 +143,6 @@ def test_last_box_takes_linear_time():
     assert last_box(r"\boxed{\frac{1}{2}} and \boxed{\{1\}}") == r"\{1\}"
     assert last_box("none") is None
     assert last_box(r"\boxed{1") == ""
-    started = time.perf_counter()
-    for text in (r"\boxed{" * 300_000, r"\boxed{" + "{" * 1_000_000, "\\" * 1_000_000):
-        assert not last_box(text)
-    assert time.perf_counter() - started < 2
+    with processor_time():
+        for text in (r"\boxed{" * 300_000, r"\boxed{" + "{" * 1_000_000, "\\" * 1_000_000):
+            assert not last_box(text)

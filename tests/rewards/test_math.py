@@ -1,5 +1,4 @@
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from cookbook.core.examples import Example
 from cookbook.core.rollouts import Completion
 from cookbook.core.types import StopReason
 from rewards.math import GSM8K, extract_answer, normalize_number, with_changed_number
+from tests.watchdog import processor_time
 
 GSM8K_FOLDER = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 
@@ -165,10 +165,9 @@ def test_a_gold_answer_without_a_number_is_a_dataset_fault():
     ids=lambda text: f"{text[:12]!a}...{len(text)}",
 )
 def test_hostile_text_takes_bounded_time(text: str):
-    started = time.perf_counter()
-    value, _ = score(text, "72")
+    with processor_time():
+        value, _ = score(text, "72")
     assert value == 0.0
-    assert time.perf_counter() - started < 1
 
 
 def test_a_million_digits_compare_exactly():
@@ -193,11 +192,7 @@ def test_every_gold_answer_scores_one_and_with_its_number_changed_zero():
             gold = solution.split("####")[1].strip().replace(",", "")
             examples.append(Example(f"{split}/{len(examples)}", (), gold, {"solution": solution}))
     assert len(examples) == 7473 + 1319
-    started = time.perf_counter()
     GSM8K().validate(examples)
-    seconds = time.perf_counter() - started
-    print(f"{len(examples)} gold answers and as many changed ones scored in {seconds:.2f} s")
-    assert seconds < 10
 
 
 def test_validate_names_the_row_whose_answer_does_not_fit():

@@ -12,6 +12,7 @@ import hydra
 import matplotlib.image
 import numpy as np
 import pytest
+import wandb
 from omegaconf import OmegaConf
 
 from cookbook.core.errors import CheckpointError, ConfigError
@@ -298,7 +299,7 @@ def test_terminal_gets_a_bar_that_goes_away_on_failure(tmp_path: Path, monkeypat
 
 
 def test_every_logger_yaml_builds():
-    names = {path.stem: path for path in (Path(__file__).parents[1] / "conf" / "logger").glob("*.yaml")}
+    names = {path.stem: path for path in (Path(__file__).parents[2] / "conf" / "logger").glob("*.yaml")}
     assert set(names) >= {"none", "wandb", "tensorboard", "trackio"}
     for path in names.values():
         logger = hydra.utils.instantiate(OmegaConf.load(path))
@@ -351,6 +352,7 @@ def test_wandb_offline_run_is_written_and_continued(
 ):
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     run_dir = tmp_path / "run"
+    files: list[Path] = []
     for next_step in (0, 1):
         tracker = Tracker(
             run_dir,
@@ -362,8 +364,9 @@ def test_wandb_offline_run_is_written_and_continued(
         for step in range(next_step, 2):
             tracker.log(step, {"reward/mean": step + 1000.25})
         tracker.finish({"status": "completed", "cost_usd": 0.0})
+        wandb.teardown()  # ends the background process that writes the file
+        files += sorted({*run_dir.glob("wandb/offline-run-*/*.wandb")} - {*files})
     run_id = (run_dir / "wandb_run_id").read_text().strip()
-    files = sorted(run_dir.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
     assert [path.name for path in files] == [f"run-{run_id}.wandb"] * 2
     assert "W&B: offline" in capsys.readouterr().out
 
