@@ -83,3 +83,12 @@ class TrajectoryGroup:
 
     example: Example
     trajectories: tuple[Trajectory, ...]
+
+    @property
+    def graded(self) -> tuple[Trajectory, ...]:
+        """The trajectories whose grader did not fail."""
+        return tuple(trajectory for trajectory in self.trajectories if trajectory.status != "error")
+
+    @property
+    def graded_rewards(self) -> list[float]:
+        return [trajectory.reward for trajectory in self.graded]

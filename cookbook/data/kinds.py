@@ -1,4 +1,8 @@
-"""The kinds of datasets that loops train on: each has a train and a held-out split of one kind of row."""
+"""Protocols of the datasets that loops train on. Each has a train and a held-out split of one type of item.
+
+Two attributes are optional. `kind` names the kind (`cookbook.core.kinds`), so that a dataset that does not fit a loop is
+refused before anything runs. `bad_rows` counts the rows that were skipped.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from cookbook.data.bad_rows import BadRows
 
 
 class PromptDataset(Protocol):
-    """Problems to sample completions for, in two disjoint splits. Both are indexable; item `i` is always the same example."""
+    """Problems to sample completions for, in two disjoint splits. Item `i` is always the same example."""
 
     @property
     def train(self) -> Sequence[Example]: ...
@@ -18,12 +22,9 @@ class PromptDataset(Protocol):
     @property
     def test(self) -> Sequence[Example]: ...
 
-    @property
-    def bad_rows(self) -> BadRows: ...
-
 
 class ConversationDataset(Protocol):
-    """Conversations in two disjoint splits. Both are indexable; item `i` is always the same conversation."""
+    """Conversations in two disjoint splits. Item `i` is always the same conversation."""
 
     @property
     def train(self) -> Sequence[Conversation]: ...
@@ -31,14 +32,9 @@ class ConversationDataset(Protocol):
     @property
     def test(self) -> Sequence[Conversation]: ...
 
-    @property
-    def bad_rows(self) -> BadRows:
-        """What was skipped when the data were read; nothing for data that are made."""
-        ...
-
 
 class PreferenceDataset(Protocol):
-    """Pairs in two disjoint splits. Both are indexable; item `i` is always the same pair."""
+    """Preference pairs in two disjoint splits. Item `i` is always the same pair."""
 
     @property
     def train(self) -> Sequence[PreferencePair]: ...
@@ -46,12 +42,9 @@ class PreferenceDataset(Protocol):
     @property
     def test(self) -> Sequence[PreferencePair]: ...
 
-    @property
-    def bad_rows(self) -> BadRows: ...
-
 
 class LabelledDataset(Protocol):
-    """Labelled completions in two disjoint splits. Both are indexable; item `i` is always the same completion."""
+    """Labelled completions in two disjoint splits. Item `i` is always the same completion."""
 
     @property
     def train(self) -> Sequence[LabelledCompletion]: ...
@@ -59,5 +52,7 @@ class LabelledDataset(Protocol):
     @property
     def test(self) -> Sequence[LabelledCompletion]: ...
 
-    @property
-    def bad_rows(self) -> BadRows: ...
+
+def bad_rows_of(dataset: object) -> BadRows:
+    """The rows that a dataset skipped: its attribute `bad_rows`, or none if it does not count them."""
+    return getattr(dataset, "bad_rows", BadRows())

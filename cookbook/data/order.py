@@ -30,7 +30,7 @@ def order_index(position: int, length: int, seed: int) -> int:
     return int(_permutation(length, seed, epoch)[offset])
 
 
-def draw(examples: Sequence[T], step: int, count: int, seed: int) -> list[T]:
+def batch_at(examples: Sequence[T], step: int, count: int, seed: int) -> list[T]:
     """The `count` examples of a step: a seeded shuffle of every epoch, addressed by position."""
     return [
         examples[order_index(position, len(examples), seed)] for position in range(step * count, (step + 1) * count)

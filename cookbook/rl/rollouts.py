@@ -45,6 +45,13 @@ class Rollouts:
         return sum(trajectory.num_sampled_tokens for trajectory in self.trajectories)
 
 
+def merge_rounds(rounds: Sequence[Rollouts]) -> Rollouts:
+    """Several rounds of sampling, one after the other, as one."""
+    groups = [group for rollouts in rounds for group in rollouts.groups]
+    sample_s = sum(rollouts.sample_s for rollouts in rounds)
+    return Rollouts(groups, sample_s, sum(rollouts.reward_wait_s for rollouts in rounds))
+
+
 def collect(
     sampler: SamplingClient,
     examples: Sequence[Example],

@@ -15,16 +15,10 @@ from cookbook.core.types import AdamParams
 from cookbook.data.curriculum import CurriculumMaker, Difficulty, InOrder, RewardDriven, Shuffled
 from cookbook.data.generated.word_problems import WordProblems
 from cookbook.envs.single_turn import SingleTurn
-from cookbook.loops import grpo, ppo
-from cookbook.loops.config import (
-    CheckpointConfig,
-    EvalConfig,
-    GRPOConfig,
-    ModelConfig,
-    PPOConfig,
-    RunConfig,
-    validate,
-)
+from cookbook.loops.algorithms import grpo, ppo
+from cookbook.loops.algorithms.grpo import GRPOConfig
+from cookbook.loops.algorithms.ppo import PPOConfig
+from cookbook.loops.config import CheckpointConfig, EvalConfig, ModelConfig, RunConfig
 from cookbook.losses.spec import BuiltinLoss
 from cookbook.rl.advantages import RLOO, MeanCentered
 from cookbook.tracking import NoLogger
@@ -62,7 +56,7 @@ def configured(run_dir: Path, **loop: int) -> RunConfig:
 def run_grpo(config: RunConfig, curriculum: CurriculumMaker, reward: Graded = uneven) -> Path:
     service = FakeService(state_dir=f"{config.run_dir}/checkpoints")
     loss, advantage, dataset = BuiltinLoss("importance_sampling"), MeanCentered(), WordProblems(train_size=18)
-    grpo.run(config, grpo.Parts(service, NoLogger(), dataset, SingleTurn(), reward, loss, advantage, curriculum))
+    grpo.run(config, grpo.Components(service, NoLogger(), dataset, SingleTurn(), reward, loss, advantage, curriculum))
     return Path(config.run_dir)
 
 
@@ -70,7 +64,8 @@ def run_ppo(config: RunConfig, curriculum: CurriculumMaker, reward: Graded = une
     config.loop = PPOConfig(**SETTINGS, critic_learning_rate=0.1)
     service, dataset = FakeService(state_dir=f"{config.run_dir}/checkpoints"), WordProblems(train_size=60)
     ppo.run(
-        config, ppo.Parts(service, NoLogger(), dataset, SingleTurn(), reward, BuiltinLoss("ppo"), RLOO(), curriculum)
+        config,
+        ppo.Components(service, NoLogger(), dataset, SingleTurn(), reward, BuiltinLoss("ppo"), RLOO(), curriculum),
     )
     return Path(config.run_dir)
 
@@ -99,16 +94,16 @@ def lethal_after(calls_left: int) -> Graded:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run, reward-driven and with refills, in which problems are dropped, postponed and replaced."""
-    run_dir = run_grpo(configured(tmp_path_factory.mktemp("runs") / "whole", max_refills=2), DRIVEN)
+    run_dir = run_grpo(configured(tmp_path_factory.mktemp("runs") / "whole", dynamic_sampling_rounds=2), DRIVEN)
     lines = metric_lines(run_dir)
-    assert sum(line["groups/refilled"] for line in lines) > STEPS
+    assert sum(line["groups/resampled"] for line in lines) > STEPS
     assert all(any(line[f"curriculum/{name}"] for line in lines) for name in ("solved", "postponed"))
     return run_dir
 
 
 @pytest.mark.parametrize("share", [0.05, 0.4, 0.6, 0.95])
 def test_reward_driven_with_refills_killed_and_resumed_equals_uninterrupted(whole: Path, tmp_path: Path, share: float):
-    config = configured(tmp_path / "killed", max_refills=2)
+    config = configured(tmp_path / "killed", dynamic_sampling_rounds=2)
     with pytest.raises(Killed):
         run_grpo(config, DRIVEN, lethal_after(int(share * len(rollout_lines(whole)))))
     resumed = run_grpo(config, DRIVEN)
@@ -138,7 +133,7 @@ def test_a_step_that_could_not_be_graded_is_repeated_with_the_same_problems(whol
         graded -= 1
         return uneven(completion, example) if graded >= 0 else RewardResult(0.0, "error")
 
-    config = configured(tmp_path / "failed", max_refills=2, reward_retries=0)
+    config = configured(tmp_path / "failed", dynamic_sampling_rounds=2, reward_retries=0)
     with pytest.raises(RewardError, match="step 3: "):
         run_grpo(config, DRIVEN, fails_for_a_while)
     checkpoint = CheckpointLog(Path(config.run_dir)).latest()
@@ -150,12 +145,12 @@ def test_a_step_that_could_not_be_graded_is_repeated_with_the_same_problems(whol
 
 
 def test_groups_without_signal_are_replaced_and_all_is_counted(tmp_path: Path):
-    run_dir = run_grpo(configured(tmp_path / "run", max_refills=3), Shuffled())
+    run_dir = run_grpo(configured(tmp_path / "run", dynamic_sampling_rounds=3), Shuffled())
     lines, rollouts = metric_lines(run_dir), rollout_lines(run_dir)
     per_step = Counter(line["step"] for line in rollouts)
     for line in lines:
         assert line["groups/total"] == GROUPS
-        assert line["groups/refilled"] == per_step[line["step"]] / SIZE - GROUPS <= 3 * GROUPS
+        assert line["groups/resampled"] == per_step[line["step"]] / SIZE - GROUPS <= 3 * GROUPS
         assert line["tokens/sampled"] == sum(
             rollout["tokens"] for rollout in rollouts if rollout["step"] == line["step"]
         )
@@ -165,16 +160,16 @@ def test_groups_without_signal_are_replaced_and_all_is_counted(tmp_path: Path):
 
     without = metric_lines(run_grpo(configured(tmp_path / "without"), Shuffled()))
     assert sum(line["groups/without_signal"] for line in lines) < sum(line["groups/without_signal"] for line in without)
-    assert all("groups/refilled" not in line for line in without)
+    assert all("groups/resampled" not in line for line in without)
     # The first round of the first step is the same step without refills; then the weights differ.
     assert rollouts[: GROUPS * SIZE] == rollout_lines(tmp_path / "without")[: GROUPS * SIZE]
 
 
 def test_refills_end_at_their_bound_and_sample_anew(tmp_path: Path):
-    config = configured(tmp_path / "run", steps=1, max_refills=2, groups_per_batch=18)
+    config = configured(tmp_path / "run", steps=1, dynamic_sampling_rounds=2, groups_per_batch=18)
     run_dir = run_grpo(config, InOrder(), lambda completion, example: 0.0)
     (line,) = metric_lines(run_dir)
-    assert (line["groups/total"], line["groups/without_signal"], line["groups/refilled"]) == (18, 18, 36)
+    assert (line["groups/total"], line["groups/without_signal"], line["groups/resampled"]) == (18, 18, 36)
     # Every round has all 18 problems, each at the same place: only the seeds tell the rounds apart.
     texts = [rollout["completion"] for rollout in rollout_lines(run_dir)]
     rounds = [texts[start : start + 18 * SIZE] for start in range(0, len(texts), 18 * SIZE)]
@@ -187,18 +182,18 @@ def test_no_refill_where_every_group_has_a_signal(tmp_path: Path):
     def varied(completion: Completion, example: Example) -> float:
         return sum(map(ord, completion.text)) / 1000
 
-    run_dir = run_grpo(configured(tmp_path / "run", max_refills=2), Shuffled(), varied)
-    assert {line["groups/refilled"] for line in metric_lines(run_dir)} == {0}
+    run_dir = run_grpo(configured(tmp_path / "run", dynamic_sampling_rounds=2), Shuffled(), varied)
+    assert {line["groups/resampled"] for line in metric_lines(run_dir)} == {0}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_refills": -1}, "loop.max_refills=-1: must be 0"),
-        ({"max_refills": 2, "group_size": 1}, "a group of one never has a signal"),
+        ({"dynamic_sampling_rounds": -1}, "loop.dynamic_sampling_rounds=-1: must be at least 0"),
+        ({"dynamic_sampling_rounds": 2, "group_size": 1}, "a group of one never has a signal"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(tmp_path: Path, change: dict[str, int], message: str):
     with pytest.raises(ConfigError, match=message) as raised:
-        validate(configured(tmp_path / "run", **change), FakeService().capabilities)
+        configured(tmp_path / "run", **change).check(FakeService().capabilities)
     assert "\n" not in str(raised.value)

@@ -16,8 +16,9 @@ from cookbook.core.types import AdamParams
 from cookbook.data.curriculum import Shuffled
 from cookbook.data.generated.word_problems import WordProblems
 from cookbook.envs.single_turn import SingleTurn
-from cookbook.loops import grpo
-from cookbook.loops.config import CheckpointConfig, EvalConfig, GRPOConfig, ModelConfig, RunConfig, validate
+from cookbook.loops.algorithms import grpo
+from cookbook.loops.algorithms.grpo import GRPOConfig
+from cookbook.loops.config import CheckpointConfig, EvalConfig, ModelConfig, RunConfig
 from cookbook.losses.spec import BuiltinLoss
 from cookbook.rl.advantages import MeanCentered
 from cookbook.tracking import NoLogger
@@ -46,23 +47,25 @@ def configured(run_dir: Path, **loop) -> RunConfig:
         dataset={"_target_": "cookbook.data.generated.word_problems.WordProblems"},
         env={},
         reward={},
-        loss={"name": "importance_sampling"},
+        loss={"_target_": "cookbook.losses.spec.BuiltinLoss", "name": "importance_sampling"},
         advantage={},
         logger={},
     )
 
 
-def parts(config: RunConfig, reward=share_of_vowels, loss="importance_sampling", **capabilities) -> grpo.Parts:
+def components(
+    config: RunConfig, reward=share_of_vowels, loss="importance_sampling", **capabilities
+) -> grpo.Components:
     service = FakeService(state_dir=f"{config.run_dir}/checkpoints")
     if capabilities:
         service._capabilities = replace(service.capabilities, **capabilities)
-    return grpo.Parts(
+    return grpo.Components(
         service, NoLogger(), WordProblems(), SingleTurn(), reward, BuiltinLoss(loss), MeanCentered(), Shuffled()
     )
 
 
 def run(config: RunConfig, **changes) -> Path:
-    grpo.run(config, parts(config, **changes))
+    grpo.run(config, components(config, **changes))
     return Path(config.run_dir)
 
 
@@ -166,7 +169,7 @@ def test_a_sampler_that_is_off_is_weighed_and_seen(tmp_path, level):
 
     config = configured(tmp_path / level, steps=2, importance_cap=1.05, importance_level=level)
     service = OffSampler(state_dir=f"{config.run_dir}/checkpoints")
-    grpo.run(config, replace(parts(config), service=service))
+    grpo.run(config, replace(components(config), service=service))
     lines = [line for line in metric_lines(Path(config.run_dir)) if "importance/weight_mean" in line]
     assert lines and all(
         line["importance/weight_mean"] == pytest.approx(1.05) and line["importance/capped"] == 1 for line in lines
@@ -231,5 +234,5 @@ def test_rewards_that_never_differ_teach_nothing_and_say_so(tmp_path):
 def test_settings_that_contradict_one_another_are_refused(tmp_path, change, message):
     config = configured(tmp_path / "run", **change)
     with pytest.raises(ConfigError, match=message):
-        validate(config, FakeService().capabilities)
+        config.check(FakeService().capabilities)
     assert asdict(config)["loop"] | change == asdict(config)["loop"]

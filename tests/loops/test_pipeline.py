@@ -7,8 +7,9 @@ import pytest
 
 from cookbook.backends.fake import FakeService
 from cookbook.cli import pipeline
+from cookbook.cli.pipeline import PipelineConfig, StageConfig
 from cookbook.core.errors import ConfigError
-from cookbook.loops.config import ModelConfig, PipelineConfig, RunConfig, StageConfig
+from cookbook.loops.config import ModelConfig, RunConfig
 from cookbook.tracking import NoLogger
 from tests.loops.harness import Killed, assert_same_run, metric_lines, summary
 
@@ -64,7 +65,7 @@ def configured(run_dir: Path, stages=STAGES) -> RunConfig:
 def run(run_dir: Path, steps_to_live=10**6, stages=STAGES) -> RecordingService:
     run_dir.mkdir(exist_ok=True)
     service = RecordingService(f"{run_dir}/checkpoints", steps_to_live)
-    pipeline.run(configured(run_dir, stages), pipeline.Parts(service, NoLogger()))
+    pipeline.run(configured(run_dir, stages), pipeline.Components(service, NoLogger()))
     return service
 
 

@@ -12,8 +12,9 @@ from cookbook.core.types import AdamParams
 from cookbook.data.curriculum import Shuffled
 from cookbook.data.generated.word_problems import WordProblems
 from cookbook.envs.single_turn import SingleTurn
-from cookbook.loops import ppo
-from cookbook.loops.config import CheckpointConfig, EvalConfig, ModelConfig, PPOConfig, RunConfig, validate
+from cookbook.loops.algorithms import ppo
+from cookbook.loops.algorithms.ppo import PPOConfig
+from cookbook.loops.config import CheckpointConfig, EvalConfig, ModelConfig, RunConfig
 from cookbook.losses.spec import BuiltinLoss
 from cookbook.rl.advantages import RLOO, MeanCentered
 from cookbook.rl.gae import GAE, ReinforcePP
@@ -43,7 +44,7 @@ def configured(run_dir: Path, **loop) -> RunConfig:
         checkpoint=CheckpointConfig(every=2, keep=2),
         backend={"_target_": "cookbook.backends.fake.FakeService"},
         advantage={"_target_": "cookbook.rl.gae.GAE"},
-        loss={"name": "ppo"},
+        loss={"_target_": "cookbook.losses.spec.BuiltinLoss", "name": "ppo"},
         logger={},
     )
 
@@ -51,7 +52,7 @@ def configured(run_dir: Path, **loop) -> RunConfig:
 def run(config: RunConfig, advantage=None, reward=share_of_vowels) -> Path:
     service = FakeService(state_dir=f"{config.run_dir}/checkpoints")
     advantage = advantage or GAE()
-    parts = ppo.Parts(
+    components = ppo.Components(
         service,
         NoLogger(),
         dataset=WordProblems(),
@@ -61,7 +62,7 @@ def run(config: RunConfig, advantage=None, reward=share_of_vowels) -> Path:
         loss=BuiltinLoss("ppo"),
         advantage=advantage,
     )
-    ppo.run(config, parts)
+    ppo.run(config, components)
     return Path(config.run_dir)
 
 
@@ -112,6 +113,6 @@ def test_a_kl_penalty_holds_the_policy_near_where_it_started(tmp_path):
 def test_a_backend_without_a_critic_names_the_choices(tmp_path):
     config = configured(tmp_path / "run")
     with pytest.raises(CapabilityError, match="reinforce_pp, rloo or mean_centered"):
-        validate(config, replace(FakeService().capabilities, critic=False))
+        config.check(replace(FakeService().capabilities, critic=False))
     config.advantage = {"_target_": "cookbook.rl.advantages.RLOO"}
-    validate(config, replace(FakeService().capabilities, critic=False))
+    config.check(replace(FakeService().capabilities, critic=False))

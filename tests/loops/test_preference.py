@@ -11,8 +11,9 @@ from cookbook.core.errors import ConfigError
 from cookbook.core.types import AdamParams
 from cookbook.data.generated.courtesy import Courtesy
 from cookbook.data.preference.datasets import Unpaired
-from cookbook.loops import preference as dpo
-from cookbook.loops.config import CheckpointConfig, EvalConfig, ModelConfig, PreferenceConfig, RunConfig, validate
+from cookbook.loops import preference
+from cookbook.loops.config import CheckpointConfig, EvalConfig, ModelConfig, RunConfig
+from cookbook.loops.preference import PreferenceConfig
 from cookbook.losses.preference import DPO, IPO, KTO, ORPO, SimPO
 from cookbook.tracking import NoLogger
 from tests.loops.harness import Killed, assert_same_run, metric_lines, summary
@@ -46,7 +47,10 @@ class CountingService(FakeService):
 
 def run(config: RunConfig, loss, dataset=None, logger=None, service=None) -> Path:
     service = service or FakeService(state_dir=f"{config.run_dir}/checkpoints")
-    dpo.run(config, dpo.Parts(service, logger or NoLogger(), dataset or Courtesy(train_size=64, test_size=32), loss))
+    preference.run(
+        config,
+        preference.Components(service, logger or NoLogger(), dataset or Courtesy(train_size=64, test_size=32), loss),
+    )
     return Path(config.run_dir)
 
 
@@ -111,7 +115,7 @@ def test_a_run_that_starts_from_weights_takes_them_as_its_reference(tmp_path):
 def test_a_backend_without_custom_losses_takes_two_passes_to_the_same_numbers(tmp_path):
     config = configured(tmp_path / "two", steps=3)
     lesser = FakeService(f"{config.run_dir}/checkpoints", replace(FAKE_CAPABILITIES, custom_loss=False))
-    validate(config, lesser.capabilities)
+    config.check(lesser.capabilities)
     two, one = (
         metric_lines(run(config, DPO(), service=lesser)),
         metric_lines(run(configured(tmp_path / "one", steps=3), DPO())),

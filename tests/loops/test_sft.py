@@ -12,7 +12,8 @@ from cookbook.core.types import AdamParams
 from cookbook.data.chat.dataset import ChatDataset
 from cookbook.data.generated.small_talk import SmallTalk
 from cookbook.loops import sft
-from cookbook.loops.config import CheckpointConfig, EvalConfig, ModelConfig, RunConfig, SFTConfig, validate
+from cookbook.loops.config import CheckpointConfig, EvalConfig, ModelConfig, RunConfig
+from cookbook.loops.sft import SFTConfig
 from cookbook.tracking import NoLogger
 from tests.loops.harness import Killed, assert_same_run, metric_lines, summary
 
@@ -35,7 +36,7 @@ def configured(run_dir: Path, **loop) -> RunConfig:
 
 def run(config: RunConfig, dataset=None, logger=None) -> Path:
     service = FakeService(state_dir=f"{config.run_dir}/checkpoints")
-    sft.run(config, sft.Parts(service, logger or NoLogger(), dataset or SmallTalk()))
+    sft.run(config, sft.Components(service, logger or NoLogger(), dataset or SmallTalk()))
     return Path(config.run_dir)
 
 
@@ -115,4 +116,4 @@ def test_bad_rows_are_said_on_the_console(tmp_path):
 def test_unknown_choices_are_refused(tmp_path, change, message):
     config = configured(tmp_path / "run")
     with pytest.raises(ConfigError, match=message):
-        validate(replace(config, loop=replace(config.loop, **change)), FakeService().capabilities)
+        replace(config, loop=replace(config.loop, **change)).check(FakeService().capabilities)

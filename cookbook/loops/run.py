@@ -1,0 +1,206 @@
+"""One run in progress: begins or resumes it, saves checkpoints, records evaluations, and writes the summary at the end."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from cookbook.core.clients import SamplingClient, ServiceClient, TrainingClient
+from cookbook.core.rollouts import Metrics
+from cookbook.core.seeds import derive_seed
+from cookbook.data.curriculum import Curriculum
+from cookbook.data.kinds import bad_rows_of
+from cookbook.data.rendering import Renderer
+from cookbook.loops.common import CommonComponents
+from cookbook.loops.config import RunConfig
+from cookbook.rl.rollouts import Rollouts
+from cookbook.tracking import Tracker
+from cookbook.tracking.checkpoints import Checkpoint, CheckpointLog
+from cookbook.tracking.cost import BudgetExceeded, TokenLedger, cost_usd
+
+HEADLINES = ("accuracy", "nll", "loss")
+"""Metrics of an evaluation that can say how good a run is; the first one that an evaluation has is its headline."""
+
+
+@dataclass
+class Run:
+    """What is trained, and all that is recorded about it."""
+
+    config: RunConfig
+    service: ServiceClient
+    clients: dict[str, TrainingClient]
+    renderer: Renderer
+    tracker: Tracker
+    total_steps: int
+    checkpoint: Checkpoint | None
+    next_step: int = 0
+    ledger: TokenLedger = field(default_factory=TokenLedger)
+    evaluations: dict[str, Metrics] = field(default_factory=dict)
+    seconds_before: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+    curriculum: Curriculum | None = None
+    curriculum_state: dict[str, Any] | None = None
+    """As it was at the last step's end: a checkpoint made within a step repeats that step."""
+
+    @property
+    def policy(self) -> TrainingClient:
+        return self.clients["policy"]
+
+    def create_critic(self) -> TrainingClient:
+        """A training client with a value head, from the checkpoint where there is one; it is saved along with the policy."""
+        if self.checkpoint:
+            client = self.service.create_training_client_from_state(
+                self.checkpoint.states["critic"], with_optimizer=True
+            )
+        else:
+            lora, seed = self.config.lora, derive_seed(self.config.seed, "critic")
+            client = self.service.create_lora_training_client(
+                self.config.model.base_model, lora.rank, lora.alpha, seed, role="critic"
+            )
+        self.clients["critic"] = client
+        return client
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of work, including those of earlier processes of the same run."""
+        return self.seconds_before + time.monotonic() - self.started
+
+    @property
+    def objective(self) -> float | None:
+        """The headline metric of the evaluation after training, negated for a loss: more is better. For sweepers.
+
+        None where nothing was evaluated.
+        """
+        after = self.evaluations.get("after", {})
+        for name in HEADLINES:
+            if name in after:
+                return after[name] if name == "accuracy" else -after[name]
+        return None
+
+    def record_rollouts(self, step: int, rollouts: Rollouts) -> None:
+        self.ledger.add(prefill=rollouts.num_prefill_tokens, sampled=rollouts.num_sampled_tokens)
+        self.tracker.log_rollouts(step, rollouts.groups)
+
+    def evaluation_due(self, step: int) -> bool:
+        """Whether to evaluate before this step: before the first one, and every `eval.every` steps."""
+        every = self.config.eval.every
+        return step == 0 or (every > 0 and step % every == 0)
+
+    def record_evaluation(self, step: int, metrics: Metrics) -> None:
+        """Record an evaluation after `step` training steps; the summary keeps those before the first and after the last."""
+        when: Literal["before", "step", "after"] = "after" if step == self.total_steps else "step" if step else "before"
+        if when != "step":
+            self.evaluations[when] = metrics
+        self.tracker.log_evaluation(when, step, metrics)
+
+    def save(self, next_step: int) -> None:
+        """Make a checkpoint from which the run goes on at `next_step`."""
+        name = re.sub(r"[^\w.-]", "_", Path(self.config.run_dir).name)  # the stages of a pipeline share one service
+        saves = {
+            role: client.save_state(f"{name}-step-{next_step:06d}-{role}") for role, client in self.clients.items()
+        }
+        states = {role: save.result().path for role, save in saves.items()}
+        loop_state = {"evaluations": self.evaluations, "tokens": self.ledger.as_dict(), "wall_s": self.wall_s}
+        loop_state["curriculum"] = self.curriculum_state
+        checkpoint = Checkpoint(next_step, states, loop_state)
+        CheckpointLog(Path(self.config.run_dir)).append(checkpoint, self.config.checkpoint.keep)
+
+    def step_done(self, next_step: int) -> None:
+        """Count the step; save where `checkpoint.every` or the end says so; stop where the budget does.
+
+        Raises:
+            BudgetExceeded: the run has used more tokens or money than `budget` allows; a checkpoint is saved.
+        """
+        self.next_step = next_step
+        if self.curriculum:
+            self.curriculum_state = self.curriculum.state()
+        every = self.config.checkpoint.every
+        try:
+            self.config.budget.check(self.ledger, self.config.prices)
+        except BudgetExceeded:
+            self.save(next_step)
+            raise
+        if next_step == self.total_steps or (every and next_step % every == 0):
+            self.save(next_step)
+
+    def summary(self, status: str) -> dict[str, object]:
+        config = self.config
+        return {
+            "status": status,
+            "recipe": config.recipe,
+            "seed": config.seed,
+            "backend": config.choices.get("backend", config.backend["_target_"]),
+            "model": config.model.base_model,
+            "dataset": config.choices.get("dataset", config.dataset["_target_"] if config.dataset else None),
+            "steps": self.next_step,
+            "eval": self.evaluations,
+            "objective": self.objective,
+            "tokens": self.ledger.as_dict(),
+            "cost_usd": cost_usd(self.ledger, config.prices),
+            "wall_s": self.wall_s,
+        }
+
+
+@contextmanager
+def open_run(
+    config: RunConfig,
+    components: CommonComponents,
+    dataset: object,
+    total_steps: int,
+    headline: Sequence[str] = ("reward/mean",),
+    curriculum: Curriculum | None = None,
+) -> Iterator[Run]:
+    """Begin a run, or go on from its newest checkpoint; at the end write the summary, also when the loop raises.
+
+    Args:
+        dataset: what the run trains on; rows it had to skip are reported.
+        headline: the metrics of a step that its line on the console shows.
+        curriculum: brought to where the checkpoint left it, and saved with every further one.
+    """
+    checkpoint = CheckpointLog(Path(config.run_dir)).latest()
+    next_step = checkpoint.next_step if checkpoint else 0
+    with (
+        Tracker(Path(config.run_dir), asdict(config), [components.logger], total_steps, headline, next_step) as tracker,
+        _create_policy(config, components.service, checkpoint) as policy,
+    ):
+        renderer = Renderer(policy.get_tokenizer(), config.model.renderer, config.model.name)
+        run = Run(config, components.service, {"policy": policy}, renderer, tracker, total_steps, checkpoint, next_step)
+        if checkpoint:
+            run.ledger = TokenLedger.from_dict(checkpoint.loop_state["tokens"])
+            run.evaluations = checkpoint.loop_state["evaluations"]
+            run.seconds_before = checkpoint.loop_state["wall_s"]
+        if curriculum:
+            if checkpoint:
+                curriculum.restore(checkpoint.loop_state["curriculum"])
+            run.curriculum, run.curriculum_state = curriculum, curriculum.state()
+        try:
+            if bad_rows_of(dataset).total:
+                tracker.say(f"dataset: {bad_rows_of(dataset)}")
+            yield run
+        except BaseException as error:
+            tracker.fail(error, run.summary("failed"))
+            raise
+        tracker.finish(run.summary("completed"))
+
+
+def _create_policy(config: RunConfig, service: ServiceClient, checkpoint: Checkpoint | None) -> TrainingClient:
+    if checkpoint:
+        return service.create_training_client_from_state(checkpoint.states["policy"], with_optimizer=True)
+    if config.start_from:
+        return service.create_training_client_from_state(config.start_from)
+    return service.create_lora_training_client(
+        config.model.base_model, rank=config.lora.rank, alpha=config.lora.alpha, seed=config.seed
+    )
+
+
+def reference_sampler(config: RunConfig, service: ServiceClient) -> SamplingClient:
+    """A sampler of the policy as it was before the first step: the base model, or what the run started from."""
+    if not config.start_from:
+        return service.create_sampling_client(base_model=config.model.base_model)
+    with service.create_training_client_from_state(config.start_from) as start:
+        return start.save_weights_and_get_sampling_client()
