@@ -1,7 +1,7 @@
 """The arrows between the packages, read from the source, and how large files and functions may become."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -26,10 +26,11 @@ LAYERS = {
     "cookbook.serve": "core losses backends serve.core serve.adapters serve.http",
     "cookbook": "core losses sandbox tracking data envs rl loops cli serve",
 }
-"""What each package may import of cookbook/, besides itself. A module belongs to the innermost package that is listed here.
-The command line reaches backends only through the `_target_` of a configuration."""
+"""What each package may import of cookbook/, besides itself. A module belongs to the innermost package listed here. The
+command line reaches backends only through the `_target_` of a configuration."""
 
 
+@cache
 def modules(*folders: str) -> dict[str, Path]:
     """Every module below `folders`, by its dotted name."""
     found: dict[str, Path] = {}
@@ -39,14 +40,17 @@ def modules(*folders: str) -> dict[str, Path]:
     return found
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path) -> list[tuple[int, str]]:
     """Line and full dotted name of everything that a file imports, also inside functions and `if TYPE_CHECKING`."""
+    found: list[tuple[int, str]] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
 
 
 def within(name: str, package: str) -> bool:

@@ -1,4 +1,4 @@
-"""The command `cookbook`: its subcommands. Each one is imported only when it is called, so that the others answer at once."""
+"""The command `cookbook`: its subcommands. Each is imported only when it is called, so that the others answer at once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 
-import cookbook
 from cookbook.core.suggest import did_you_mean
 
 
@@ -23,14 +23,16 @@ COMMANDS = {
     "run": Command("cookbook.run", "train: cookbook run recipe=NAME [group=option ...] [key=value ...]"),
     "serve": Command("cookbook.serve.__main__", "serve base models and their adapters over HTTP"),
     "help": Command("cookbook.cli.help", "what a command, a recipe or a group of options does: cookbook help [NAME]"),
-    "completion": Command("cookbook.cli.completion", "completion for the shell: eval \"$(cookbook completion bash)\""),
+    "completion": Command("cookbook.cli.completion", 'completion for the shell: eval "$(cookbook completion bash)"'),
 }
 
 
 def usage() -> str:
     """The commands, one a line."""
     lines = [f"  {name:<12}{command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(["usage: cookbook COMMAND ...", "", *lines, "", "cookbook COMMAND --help says more; cookbook --version"])
+    return "\n".join(
+        ["usage: cookbook COMMAND ...", "", *lines, "", "cookbook COMMAND --help says more; cookbook --version"]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0
     if name == "--version":
-        print(f"cookbook {cookbook.__version__}")
+        print(f"cookbook {version('post-training-cookbook')}")
         return 0
     if name not in COMMANDS:
         print(_unknown(name, arguments) if name else usage(), file=sys.stderr)
