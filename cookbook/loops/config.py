@@ -103,7 +103,7 @@ class RunConfig:
     logger: Component = MISSING
 
     def check(self, capabilities: Capabilities) -> None:
-        """Check the values of a run against each other and against what the backend can do, before anything is provisioned.
+        """Check the values of a run against each other and the backend's capabilities, before anything is provisioned.
 
         Raises:
             ConfigError: a value is out of range, or two values contradict each other.
@@ -128,8 +128,8 @@ class RunConfig:
         has_price = any((self.prices.prefill, self.prices.sampled, self.prices.trained))
         require(
             self.budget.max_usd is None or has_price,
-            f"budget.max_usd={self.budget.max_usd}: all of prices.* are 0, so nothing ever costs anything; set prices.* "
-            "or budget.max_tokens",
+            f"budget.max_usd={self.budget.max_usd}: all of prices.* are 0, so nothing ever costs anything; "
+            "set prices.* or budget.max_tokens",
         )
         if isinstance(self.loop, LoopConfig):
             self.loop.check(self, capabilities)
@@ -142,7 +142,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_at_least(minimum: float, path: str, section: object, *names: str) -> None:
-    """Raises ConfigError unless each named field of a section of the configuration, found at `path`, is at least `minimum`."""
+    """Raises ConfigError unless each named field of the section at `path` is at least `minimum`."""
     for name in names:
         value = getattr(section, name)
         require(value >= minimum, f"{path}.{name}={value}: must be at least {minimum}")

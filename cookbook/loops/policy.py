@@ -72,22 +72,22 @@ class PolicyConfig(LoopConfig):
         require(cap == 0 or cap >= 1, f"loop.importance_cap={cap}: must be 0 (off) or at least 1")
         require(
             self.dynamic_sampling_rounds == 0 or self.group_size > 1,
-            f"loop.dynamic_sampling_rounds={self.dynamic_sampling_rounds} with loop.group_size={self.group_size}: a group of "
-            "one never has a signal, so every replacement would be in vain; set loop.group_size=2 or more, or "
+            f"loop.dynamic_sampling_rounds={self.dynamic_sampling_rounds} with loop.group_size={self.group_size}: "
+            "a group of one never has a signal, so every replacement would be in vain; set loop.group_size=2 or more, or "
             "loop.dynamic_sampling_rounds=0",
         )
         require(
             self.kl_penalty_coef == 0 or self.temperature == 1,
-            f"loop.kl_penalty_coef={self.kl_penalty_coef} with loop.temperature={self.temperature}: the reference's logprobs "
-            "are those of temperature 1, so the penalty would compare two different distributions; set loop.temperature=1 "
-            "or loop.kl_penalty_coef=0",
+            f"loop.kl_penalty_coef={self.kl_penalty_coef} with loop.temperature={self.temperature}: the reference's "
+            "logprobs are those of temperature 1, so the penalty would compare two different distributions; "
+            "set loop.temperature=1 or loop.kl_penalty_coef=0",
         )
         loss, custom = config.loss or {}, uses_custom_loss(config)
         if cap and self.temperature != 1 and (custom or not capabilities.loss_temperature):
             what = "a custom loss" if custom else "this backend's forward"
             raise CapabilityError(
-                f"loop.importance_cap={cap} with loop.temperature={self.temperature}: {what} knows no temperature, so its "
-                "logprobs are not comparable with the sampler's; set loop.importance_cap=0 or loop.temperature=1"
+                f"loop.importance_cap={cap} with loop.temperature={self.temperature}: {what} knows no temperature, so "
+                "its logprobs are not comparable with the sampler's; set loop.importance_cap=0 or loop.temperature=1"
             )
         if not custom and "name" in loss and loss["name"] not in capabilities.losses:
             available = ", ".join(sorted(capabilities.losses))
@@ -144,7 +144,8 @@ def run(config: RunConfig, components: Components, make_algorithm: AlgorithmMake
         Held-out accuracy after training, None where nothing was evaluated.
 
     Raises:
-        RewardError: more than `loop.max_reward_error_rate` of a step's completions could not be graded; a checkpoint is saved.
+        RewardError: more than `loop.max_reward_error_rate` of a step's completions could not be graded; a checkpoint
+            is saved.
         BudgetExceeded: the run reached `budget`; a checkpoint is saved.
     """
     loop: PolicyConfig = config.loop
@@ -209,9 +210,9 @@ def _sample_groups(
 ) -> tuple[list[TrajectoryGroup], Rollouts]:
     """The groups to train on, and all that was sampled to get them.
 
-    Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476, section 3.2), with a bound: a group without signal is replaced by one of
-    a further problem, in up to `loop.dynamic_sampling_rounds` rounds. The groups of the last round stay in any case, so the
-    batch is always full.
+    Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476, section 3.2), with a bound: a group without signal is
+    replaced by one of a further problem, in up to `loop.dynamic_sampling_rounds` rounds. The groups of the last round
+    stay in any case, so the batch is always full.
     """
     loop: PolicyConfig = run.config.loop
     curriculum = run.curriculum
@@ -249,14 +250,14 @@ def _evaluate(run: Run, dataset: PromptDataset, step: int, sampler: SamplingClie
 
 
 def _stop_if_grading_fails(run: Run, step: int, error_rate: float) -> None:
-    """Raises RewardError, after a checkpoint, where more than `loop.max_reward_error_rate` of a step could not be graded."""
+    """Raises RewardError, after a checkpoint, if more than `loop.max_reward_error_rate` could not be graded."""
     limit = run.config.loop.max_reward_error_rate
     if error_rate > limit:
         run.save(step)
         raise RewardError(
             f"step {step}: {error_rate:.0%} of the completions could not be graded, more than "
-            f"loop.max_reward_error_rate={limit}; the causes are in rollouts.jsonl; fix the grader and continue from the "
-            "checkpoint with resume=auto"
+            f"loop.max_reward_error_rate={limit}; the causes are in rollouts.jsonl; fix the grader and continue from "
+            "the checkpoint with resume=auto"
         )
 
 

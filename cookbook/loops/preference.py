@@ -1,4 +1,4 @@
-"""Training on preferences: DPO and its family on pairs, KTO on labelled completions, on any backend that has custom losses.
+"""Training on preferences: DPO and its family on pairs, KTO on labelled completions.
 
 The loss compares the policy's logprobs with those of a frozen reference: the policy as it was before the first step.
 Losses without a reference never compute it. The loop is `cookbook.loops.supervised`.
@@ -39,7 +39,7 @@ class PreferenceConfig(supervised.SupervisedConfig):
 
 @dataclass(frozen=True)
 class Components(CommonComponents):
-    """What training on preferences is built from: pairs with a loss over pairs, or labelled completions with a loss over those."""
+    """Pairs with a loss over pairs, or labelled completions with a loss over those."""
 
     dataset: Annotated[PreferenceDataset | LabelledDataset, Kinds("pairs", "labelled")]
     loss: Annotated[PreferenceLoss, Kinds("pairs", "labelled")]
@@ -96,7 +96,7 @@ class _PreferenceTask:
 
 
 class Pairs(_PreferenceTask):
-    """DPO and its family: chosen and rejected in turn; every example weighs 1 / (number of pairs), so that the loss is a mean."""
+    """DPO and its family: chosen and rejected in turn, each weighing 1 / (number of pairs): the loss is a mean."""
 
     def datums(self, rows: Sequence[PreferencePair]) -> list[Datum]:
         """A pair of which either side does not fit is left out."""
@@ -109,7 +109,7 @@ class Pairs(_PreferenceTask):
 
 
 class Labelled(_PreferenceTask):
-    """KTO: completions marked as desirable or not, and mismatched ones for its baseline where the loss asks for them."""
+    """KTO: completions marked as desirable or not, and mismatched ones for its baseline if the loss needs them."""
 
     def datums(self, rows: Sequence[LabelledCompletion]) -> list[Datum]:
         fitting = [(row, datum) for row in rows if (datum := self._completion(row.prompt, row.completion)) is not None]

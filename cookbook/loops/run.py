@@ -1,4 +1,4 @@
-"""One run in progress: begins or resumes it, saves checkpoints, records evaluations, and writes the summary at the end."""
+"""One run in progress: begins or resumes it, saves checkpoints, records evaluations, and writes the summary."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Run:
         return self.clients["policy"]
 
     def create_critic(self) -> TrainingClient:
-        """A training client with a value head, from the checkpoint where there is one; it is saved along with the policy."""
+        """A training client with a value head, from the checkpoint if there is one; saved along with the policy."""
         if self.checkpoint:
             client = self.service.create_training_client_from_state(
                 self.checkpoint.states["critic"], with_optimizer=True
@@ -92,7 +92,7 @@ class Run:
         return step == 0 or (every > 0 and step % every == 0)
 
     def record_evaluation(self, step: int, metrics: Metrics) -> None:
-        """Record an evaluation after `step` training steps; the summary keeps those before the first and after the last."""
+        """Record an evaluation after `step` steps; the summary keeps those before the first and after the last."""
         when: Literal["before", "step", "after"] = "after" if step == self.total_steps else "step" if step else "before"
         if when != "step":
             self.evaluations[when] = metrics

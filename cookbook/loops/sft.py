@@ -1,4 +1,4 @@
-"""SFT: supervised fine-tuning on conversations, down the mean negative log-likelihood of the tokens that the loss mask keeps.
+"""SFT: supervised fine-tuning on conversations by cross-entropy over the tokens that the loss mask keeps.
 
 The loop is `cookbook.loops.supervised`.
 """

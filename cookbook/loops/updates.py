@@ -1,4 +1,4 @@
-"""Updates of a policy: minibatches, the loss of the configuration on any backend, old logprobs, and what to report of both."""
+"""Updates of a policy: minibatches, the configured loss on any backend, old logprobs, and their metrics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def with_temperature(loss: BuiltinLoss, service: ServiceClient, temperature: flo
 
 
 def recompute_old_logprobs(run: Run, data: list[Datum], loss: BuiltinLoss | CustomLoss) -> list[Datum]:
-    """Datums whose `logprobs` are of the same distribution as the trainer's, so that the first sub-step's ratios are 1.
+    """Datums whose `logprobs` are of the trainer's own distribution, so that the first sub-step's ratios are 1.
 
     The sampler's are those after temperature. Where the loss knows no temperature (a custom one, or a backend's that has
     none), the old logprobs are taken from a forward pass of the same weights instead.

@@ -18,7 +18,8 @@ from cookbook.rl.gae import GAE, ReinforcePP, group_token_advantages, whiten
 class Episode:
     """A trajectory with per-token arrays `[T]`, float64, over its sampled tokens in the order they were sampled.
 
-    `rewards` begins as zero with the trajectory's reward at the last token; `values`, `advantages` and `returns` as zero.
+    `rewards` is zero but for the trajectory's reward at the last token; `values`, `advantages` and `returns` begin as
+    zero.
     `segments` are the trajectory's datums, of which a sampled token is one position.
     """
 

@@ -1,4 +1,4 @@
-"""Curricula in the loops: groups without signal are replaced, everything is counted, and a killed run resumes exactly."""
+"""Curricula and dynamic sampling in the loops: which problems are sampled, and that resuming changes nothing."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Pipelines on the fake backend: weights are handed on, finished stages are not repeated, resume is exact in every stage."""
+"""Pipelines: every stage starts from the weights of the one before, and finished stages are not repeated."""
 
 import shutil
 from pathlib import Path

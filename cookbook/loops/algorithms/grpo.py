@@ -49,12 +49,13 @@ class GRPOConfig(policy.PolicyConfig):
             choices = ", ".join(f"{estimator} in the {placement}" for estimator, placement in sorted(KL_COMBINATIONS))
             require(
                 (self.kl_estimator, self.kl_placement) in KL_COMBINATIONS,
-                f"loop.kl_estimator={self.kl_estimator} with loop.kl_placement={self.kl_placement}: its gradient is not "
-                f"that of a KL divergence; choose {choices}",
+                f"loop.kl_estimator={self.kl_estimator} with loop.kl_placement={self.kl_placement}: its gradient is "
+                f"not that of a KL divergence; choose {choices}",
             )
             require(
                 self.kl_placement == "reward" or not policy.uses_custom_loss(config),
-                "loop.kl_placement=loss: is added to a built-in loss only; set loop.kl_placement=reward loop.kl_estimator=k1",
+                "loop.kl_placement=loss: is added to a built-in loss only; set loop.kl_placement=reward "
+                "loop.kl_estimator=k1",
             )
 
 
@@ -81,7 +82,7 @@ class GRPO:
         self._kl_in_loss = self._reference is not None and self._loop.kl_placement == "loss"
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> tuple[list[Datum], Metrics]:
-        """Advantages: each reward against its group. Groups whose rewards are all alike teach nothing and are left out."""
+        """Advantages: each reward against its group. Groups whose rewards are all the same are left out."""
         penalties, metrics = None, {}
         if self._reference is not None and self._loop.kl_placement == "reward":
             kl = kl_per_trajectory(groups, self._reference)

@@ -1,8 +1,8 @@
 """PPO: proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), with a critic or without one.
 
-Every sampled token has a reward (a KL penalty along the way, the trajectory's reward at the end); those become advantages
-per token, and the batch is trained on several times in minibatches. The critic is a second training client. The loop is
-`cookbook.loops.policy`.
+Every sampled token has a reward (a KL penalty along the way, the trajectory's reward at the end). Those become
+advantages per token, and the batch is trained on several times in minibatches. The critic is a second training client.
+The loop is `cookbook.loops.policy`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class PPOConfig(policy.PolicyConfig):
         rounds = self.dynamic_sampling_rounds
         require(
             rounds == 0 or not has_critic,
-            f"loop.dynamic_sampling_rounds={rounds} with advantage=gae: with a critic, groups whose rewards are alike teach "
-            "too; set loop.dynamic_sampling_rounds=0",
+            f"loop.dynamic_sampling_rounds={rounds} with advantage=gae: with a critic, groups whose rewards are the same "
+            "teach too; set loop.dynamic_sampling_rounds=0",
         )
 
 
