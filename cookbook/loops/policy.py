@@ -73,8 +73,8 @@ class PolicyConfig(LoopConfig):
         require(
             self.dynamic_sampling_rounds == 0 or self.group_size > 1,
             f"loop.dynamic_sampling_rounds={self.dynamic_sampling_rounds} with loop.group_size={self.group_size}: "
-            "a group of one never has a signal, so every replacement would be in vain; set loop.group_size=2 or more, or "
-            "loop.dynamic_sampling_rounds=0",
+            "a group of one never has a signal, so every replacement would be in vain; set loop.group_size=2 or more, "
+            "or loop.dynamic_sampling_rounds=0",
         )
         require(
             self.kl_penalty_coef == 0 or self.temperature == 1,

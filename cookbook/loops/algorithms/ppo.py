@@ -61,8 +61,8 @@ class PPOConfig(policy.PolicyConfig):
         rounds = self.dynamic_sampling_rounds
         require(
             rounds == 0 or not has_critic,
-            f"loop.dynamic_sampling_rounds={rounds} with advantage=gae: with a critic, groups whose rewards are the same "
-            "teach too; set loop.dynamic_sampling_rounds=0",
+            f"loop.dynamic_sampling_rounds={rounds} with advantage=gae: with a critic, groups whose rewards are the "
+            "same teach too; set loop.dynamic_sampling_rounds=0",
         )
 
 
