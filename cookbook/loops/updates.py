@@ -50,8 +50,8 @@ def with_temperature(loss: BuiltinLoss, service: ServiceClient, temperature: flo
 def recompute_old_logprobs(run: Run, data: list[Datum], loss: BuiltinLoss | CustomLoss) -> list[Datum]:
     """Datums whose `logprobs` are of the trainer's own distribution, so that the first sub-step's ratios are 1.
 
-    The sampler's are those after temperature. Where the loss knows no temperature (a custom one, or one of a backend without
-    it), the old logprobs are taken from a forward pass of the same weights instead.
+    The sampler's are those after temperature. Where the loss knows no temperature (a custom one, or any loss of a
+    backend without that setting), the old logprobs are taken from a forward pass of the same weights instead.
     """
     knows_temperature = isinstance(loss, BuiltinLoss) and run.service.capabilities.loss_temperature
     if run.config.loop.temperature == 1 or knows_temperature:
