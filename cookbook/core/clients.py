@@ -1,6 +1,7 @@
-"""The backend seam: three clients, a future, and what a backend can do.
+"""The interface of a backend: three clients, a future, and the backend's capabilities.
 
-A loop sees these protocols and nothing else. Names and semantics follow the field (Tinker, SageMaker AI training sessions):
+A loop uses these protocols and nothing else. Names and semantics follow the field (Tinker, SageMaker AI training
+sessions):
 
 * every operation returns at once with an `APIFuture`;
 * operations of one `TrainingClient` run in call order, samples are unordered and concurrent;
@@ -39,15 +40,15 @@ U = TypeVar("U")
 LossConfig = Mapping[str, float]
 
 CustomLoss = Callable[[Sequence[Datum], "Sequence[torch.Tensor]"], "tuple[torch.Tensor, dict[str, float]]"]
-"""A loss of one's own: from the datums and, per datum, its logprobs of `target_tokens` (of their shape, with gradient)
-to the scalar to minimise (a sum, not a mean) and metrics."""
+"""A custom loss: from the datums and, per datum, its logprobs of `target_tokens` (of their shape, with gradient)
+to the scalar to minimise (a sum, not a mean) and metrics, named as `cookbook.core.metrics` says."""
 
 
 class APIFuture(Generic[T]):
     """The pending result of an operation: `result(timeout)` in synchronous code, `await` in asynchronous code.
 
-    `on_wait` is called when somebody first wants the result; a backend that batches lazily starts its work there.
-    Under `await` the call is put off until the tasks that are ready have run, so that requests made in the same turn
+    `on_wait` is called when the result is first asked for; a backend that batches lazily starts its work there.
+    Under `await` the call is delayed until the tasks that are ready have run, so that requests made in the same turn
     of the event loop are seen together.
     """
 
@@ -71,7 +72,7 @@ class APIFuture(Generic[T]):
         def settle(done: Future[T]) -> None:
             try:
                 transformed.set_result(transform(done.result()))
-            except BaseException as error:  # whatever it is, it belongs to those who wait
+            except BaseException as error:  # any error is for those who wait
                 transformed.set_exception(error)
 
         self._future.add_done_callback(settle)
@@ -85,7 +86,7 @@ class APIFuture(Generic[T]):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend can do. `config.validate` holds a recipe against it before anything is provisioned."""
+    """What a backend can do. A recipe is checked against it before anything is provisioned."""
 
     losses: frozenset[str]
     """Built-in loss functions."""
@@ -100,14 +101,14 @@ class Capabilities:
     loss_temperature: bool = False
     """Losses take a `temperature` config, so that training logprobs are those of the sampling distribution."""
     min_max_tokens: int = 1
-    """The smallest `max_tokens` that the service accepts; the adapter cuts what the caller did not ask for."""
+    """The smallest `max_tokens` that the service accepts; the adapter cuts off what the caller did not ask for."""
     token_stops: bool = True
     """`SamplingParams.stop` may hold token ids; False: strings only."""
     topk_prompt_logprobs: bool = False
 
 
 class SamplingClient(Protocol):
-    """Draws from one fixed set of weights."""
+    """Samples from one fixed set of weights."""
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase: ...
 
@@ -145,7 +146,10 @@ class TrainingClient(Protocol):
         ...
 
     def forward_backward_custom(self, data: Sequence[Datum], loss_fn: CustomLoss) -> APIFuture[ForwardBackwardOutput]:
-        """As `forward_backward` with a loss of one's own over the logprobs of all datums together."""
+        """As `forward_backward` with a custom loss over the logprobs of all datums together.
+
+        The future fails with a LossError if the function raises, returns something else or has no gradient.
+        """
         ...
 
     def optim_step(self, adam_params: AdamParams) -> APIFuture[OptimStepResponse]:
@@ -153,11 +157,11 @@ class TrainingClient(Protocol):
         ...
 
     def save_state(self, name: str) -> APIFuture[SaveResponse]:
-        """Save weights and optimizer under `name`; atomic, replaces an earlier save of that name."""
+        """Save weights and optimizer under `name`, atomically, replacing an earlier save of that name."""
         ...
 
     def load_state(self, path: str) -> APIFuture[None]:
-        """Load weights; the optimizer starts afresh."""
+        """Load weights and reset the optimizer."""
         ...
 
     def load_state_with_optimizer(self, path: str) -> APIFuture[None]:

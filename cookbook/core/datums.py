@@ -1,4 +1,5 @@
-"""Builds datums from tokens. The only place where tokens are shifted: the input is `tokens[:-1]`, the target `tokens[1:]`."""
+"""Builds datums from tokens. The only place where tokens are shifted: the input is `tokens[:-1]`, the target
+`tokens[1:]`."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ class _Segment:
 def policy_datums(trajectory: Trajectory, advantage: float) -> list[Datum]:
     """The datums of one trajectory for a policy loss.
 
-    Every sampled token, the ending one included, has weight 1 and the trajectory's advantage; prompt tokens have 0 and 0.
-    Turns whose prompt continues the tokens so far share one datum; where a turn breaks the prefix, a new one starts.
-    Tokens are never made from text again.
+    Every sampled token, the ending one included, has weight 1 and the trajectory's advantage; prompt tokens have 0 and
+    0. Turns whose prompt continues the tokens so far share one datum; where a turn breaks the prefix, a new one starts.
+    Text is never tokenized again.
     """
     segments: list[_Segment] = []
     for turn in trajectory.transitions:
@@ -69,7 +70,7 @@ def supervised_datum(
         tokens: the conversation, as `Renderer.supervised` gives it.
         loss_mask: for each token, whether it is trained on. The first token never is: nothing predicts it.
         max_length: the most tokens to keep, at least 2.
-        truncation: what to do with a longer conversation: "drop" leaves it out, "left" keeps its last `max_length` tokens,
+        truncation: how to shorten a longer conversation: "drop" skips it, "left" keeps its last `max_length` tokens,
             "right" keeps its first ones.
 
     Returns:
@@ -80,7 +81,7 @@ def supervised_datum(
     """
     if len(tokens) != len(loss_mask):
         raise DataError(
-            f"supervised_datum: {len(tokens)} tokens and a loss_mask of {len(loss_mask)}; both must have the same length"
+            f"supervised_datum: {len(tokens)} tokens and a loss_mask of {len(loss_mask)}; their lengths must be equal"
         )
     if max_length < 2:
         raise DataError(
@@ -110,7 +111,7 @@ def only_inputs(datum: Datum, keys: Sequence[str]) -> Datum:
 
 
 def scale_weights(data: Sequence[Datum], loss_agg: str, max_tokens: int) -> list[Datum]:
-    """Turn the losses' sums into the mean that `loss_agg` names, over exactly the given datums.
+    """Scale weights so that a loss's sum becomes the mean that `loss_agg` names, over exactly the given datums.
 
     With n datums, of which datum i trains on t_i tokens:
 
@@ -118,8 +119,8 @@ def scale_weights(data: Sequence[Datum], loss_agg: str, max_tokens: int) -> list
     * sequence_mean: a token of datum i weighs 1 / (n * t_i) (GRPO, Shao et al. 2024, arXiv:2402.03300, eq. 3);
     * constant: every token weighs 1 / (n * max_tokens) (Dr.GRPO, Liu et al. 2025, arXiv:2503.20783, section 3.1).
 
-    A datum whose weights are all zero contributes nothing, but is one of the n. The batch passed here must be all that one
-    `optim_step` sees; any split of it afterwards gives the same gradient.
+    A datum whose weights are all zero contributes nothing, but is one of the n. Pass the whole batch of one
+    `optim_step`; any split of it afterwards gives the same gradient.
     """
     counts = [float(np.count_nonzero(datum.loss_fn_inputs["weights"])) for datum in data]
     total = sum(counts)

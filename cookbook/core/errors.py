@@ -1,7 +1,7 @@
-"""Errors that a user can act on.
+"""Errors that the user can fix.
 
-Every one of them prints as a single line that says what was wrong, where, and what to do.
-`cookbook.run` shows that line and exits with status 1; `debug=true` shows the traceback too.
+Each prints as one line that says what was wrong, where, and what to do.
+`cookbook.run` shows that line and exits with status 1; `debug=true` also shows the traceback.
 """
 
 

@@ -1,4 +1,4 @@
-"""What datasets hold: chat messages, problems with an answer, whole conversations, and preferences."""
+"""Rows of datasets: chat messages, problems with an answer, conversations, and preferences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NotRequired, TypedDict
 
 
 class Message(TypedDict):
-    """One chat message, as the OpenAI chat format has it. A tool's result has the role "tool"."""
+    """One chat message in the OpenAI chat format. A tool's result has the role "tool"."""
 
     role: str
     content: str
@@ -20,9 +20,10 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Conversation:
-    """A whole chat to learn from; its last message is the assistant's. `tools` are the functions it may call, in the OpenAI format.
+    """A chat to train on; its last message is the assistant's. `tools` are the functions it may call, in the OpenAI
+    format.
 
-    `id` is stable across runs; `source` says where the chat stands ("train.jsonl:17") and "" if it was generated.
+    `id` is stable across runs; `source` says where the chat is ("train.jsonl:17"), "" if it was generated.
     """
 
     id: str
@@ -33,7 +34,10 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Example:
-    """One problem of a dataset. `id` is stable across runs; `answer` is what a reward compares with (for GSM8K the gold number as text)."""
+    """One problem of a dataset.
+
+    `id` is stable across runs; `answer` is what a reward compares with (for GSM8K the gold number as text).
+    """
 
     id: str
     messages: tuple[Message, ...]
@@ -57,7 +61,7 @@ class PreferencePair:
 
 @dataclass(frozen=True)
 class LabelledCompletion:
-    """One completion of a prompt, and whether it is one to encourage; otherwise as `PreferencePair`."""
+    """One completion of a prompt, and whether it is desirable; otherwise as `PreferencePair`."""
 
     id: str
     prompt: tuple[Message, ...]

@@ -1,4 +1,4 @@
-"""The kinds of components, so that one that does not fit a loop is refused before anything runs.
+"""Kinds of components, with which a component that does not fit a loop is refused before anything runs.
 
 A component says its kind in a class attribute `kind`. A loop says which kinds it takes where it names its components:
 

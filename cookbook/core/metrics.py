@@ -17,14 +17,16 @@ def with_reduction(metrics: Mapping[str, float], owner: str) -> dict[str, float]
         owner: who returned the metrics, such as "loss my.module.function": the beginning of an error.
 
     Raises:
-        LossError: a name has more than one ":" or an unknown reduction, a metric is given twice, or a value is not a number.
+        LossError: a name has more than one ":" or an unknown reduction, a metric is given twice, or a value is not a
+            number.
     """
     complete: dict[str, float] = {}
     for key, value in metrics.items():
         name, colon, reduction = str(key).partition(":")
         if not name or (colon and reduction not in REDUCTIONS):
             raise LossError(
-                f"{owner}: metric {key!r} has no valid name; use 'name' (its mean) or 'name:' and one of {', '.join(REDUCTIONS)}"
+                f"{owner}: metric {key!r} has no valid name; use 'name' (its mean) or 'name:' and one of "
+                f"{', '.join(REDUCTIONS)}"
             )
         if not isinstance(value, Real):
             raise LossError(

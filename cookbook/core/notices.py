@@ -1,4 +1,4 @@
-"""What components have to say of themselves when they are made, such as a sandbox of its isolation: the first lines of a run."""
+"""Notices: lines that a component prints about itself when it is made, such as the isolation of a sandbox."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _logger.setLevel(logging.INFO)
 
 
 def notice(line: str) -> None:
-    """Say one line, once; shown by `cookbook.run`, and by logging where a program of one's own has it show INFO."""
+    """Give one line. `cookbook.run` prints it; other programs see it as a log record of level INFO."""
     _logger.info("%s", line)
 
 

@@ -1,8 +1,7 @@
-"""Numbers as people write them in answers, in one canonical spelling.
+"""Reads numbers as people write them in answers, and normalises their spelling.
 
-Numbers are normalised text, never floats, so `0.1` is exactly `0.1` and a number of a million digits costs a million
-steps and no more. Every pattern here is possessive (no backtracking): reading takes time linear in the text.
-docs/rewards.md lists what is read as which number.
+Numbers are text, never floats, so `0.1` is exactly `0.1`. Every pattern here is possessive (no backtracking), so
+reading takes time linear in the text. docs/rewards.md lists what is read as which number.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 
 ANSWER_MARKER = "####"
 
-# Fullwidth forms are what models write among Chinese or Japanese text; the dashes are what they write for a minus sign.
+# Models write fullwidth forms within Chinese or Japanese text, and these dashes for a minus sign.
 _TO_ASCII = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _TO_ASCII |= dict.fromkeys(map(ord, "\u2212\u2010\u2011\u2012\u2013\ufe63"), ord("-"))
 
@@ -26,12 +25,12 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 
-# What makes the digits just read a part of something else: 1.2.3, 12:30, 1e3, 5_000, 3/4, 10 - 3, 5 x 3, 1 000.
+# The digits just read are part of something else: 1.2.3, 12:30, 1e3, 5_000, 3/4, 10 - 3, 5 x 3, 1 000.
 _CONTINUATION = re.compile(r"(?:[.,:'\u2019_]|[eE][+-]?|[^\S\r\n]*+(?:[-+*/^\u00d7\u00f7xX][^\S\r\n]*+)?+)\d")
 
 
 def normalize_number(text: str) -> str | None:
-    """The number that `text` begins with, in its one canonical spelling (`-1234.5`); None where there is none.
+    """The number that `text` begins with, in its canonical spelling (`-1234.5`); None if there is none.
 
     Canonical: no `+`, no commas, no leading zeros, no trailing zeros after the point, no `-0`.
     """
@@ -57,6 +56,6 @@ def _commas_separate_thousands(integer: str) -> bool:
 
 
 def extract_answer(text: str) -> str | None:
-    """The number after the last `####` of `text`, normalised; None where no number follows it directly."""
+    """The number after the last `####` of `text`, normalised; None if no number follows it directly."""
     _, marker, tail = text.rpartition(ANSWER_MARKER)
     return normalize_number(tail) if marker else None

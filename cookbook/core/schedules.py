@@ -10,7 +10,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 def learning_rate_factor(schedule: str, step: int, total_steps: int, warmup_steps: int) -> float:
     """The factor of step `step` (from 0).
 
-    It rises linearly to 1 over the first `warmup_steps` steps (the first of them already takes 1 / warmup_steps), and then
+    It rises linearly to 1 over the first `warmup_steps` steps (1 / warmup_steps at the first one), and then
     stays (constant) or falls to 0 at `total_steps`, linearly or along half a cosine (Loshchilov and Hutter 2017,
     arXiv:1608.03983, eq. 5, without restarts).
     """

@@ -1,4 +1,4 @@
-"""Calls a reward and makes one thing of what comes back: a score, an infrastructure error, or the news that the reward is broken."""
+"""Calls a reward and turns what it returns or raises into a `RewardResult`, or into the error of a broken reward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class BrokenReward(RewardError):
-    """A reward function has a bug: it raised, or returned no score. It is not retried; the run stops with this one line."""
+    """A reward function has a bug: it raised, or did not return a score. It is not retried; the run stops."""
 
 
 def as_result(raw: object, reward_name: str) -> RewardResult:
@@ -35,7 +35,8 @@ def as_result(raw: object, reward_name: str) -> RewardResult:
         result = RewardResult(value, "correct" if value == 1 else "wrong" if value == 0 else "partial")
     if not isinstance(result, RewardResult):
         raise BrokenReward(
-            f"reward {reward_name} returned {one_line(repr(raw))} ({type(raw).__name__}); return a float or a RewardResult"
+            f"reward {reward_name} returned {one_line(repr(raw))} ({type(raw).__name__}); "
+            "return a float or a RewardResult"
         )
     if not isinstance(result.value, Real) or not math.isfinite(result.value):
         raise BrokenReward(
@@ -44,18 +45,18 @@ def as_result(raw: object, reward_name: str) -> RewardResult:
     if result.status not in get_args(RewardStatus):
         statuses = ", ".join(get_args(RewardStatus))
         raise BrokenReward(f"reward {reward_name} returned the status {result.status!r}; it must be one of {statuses}")
-    # A numpy scalar would not survive rollouts.jsonl.
+    # A numpy scalar cannot be written to rollouts.jsonl.
     return result if type(result.value) is float else dataclasses.replace(result, value=float(result.value))
 
 
 def is_async(reward: Reward) -> bool:
-    """Whether calling it gives something to await."""
+    """Whether calling the reward gives something to await."""
     function = reward.func if isinstance(reward, functools.partial) else reward
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 async def call(reward: Reward, completion: Completion, example: Example) -> object:
-    """What a reward returns, whatever that is: an async one is awaited, any other runs in a thread so as not to hold up the event loop."""
+    """Call a reward: an async one is awaited, any other runs in a thread so that it does not block the event loop."""
     if is_async(reward):
         return await reward(completion, example)  # pyright: ignore[reportGeneralTypeIssues]
     return await asyncio.to_thread(reward, completion, example)
@@ -66,12 +67,12 @@ async def score(
 ) -> RewardResult:
     """Score one completion.
 
-    A grader that fails (RewardError, or a result of status "error") is called again up to `retries` times, after `backoff_s`
-    seconds doubled each time. If it still fails, the result has status "error" and value 0.
+    A grader that fails (RewardError, or a result of status "error") is called again up to `retries` times, after
+    `backoff_s` seconds doubled each time. If it still fails, the result has status "error" and value 0.
 
     Raises:
-        BrokenReward: the reward raised anything else than a CookbookError, or returned no score. Names the reward, the
-            example, the exception and the line that raised it.
+        BrokenReward: the reward raised anything else than a CookbookError, or did not return a score. Names the reward,
+            the example, the exception and the line that raised it.
     """
     name = callable_name(reward)
     result, reason = RewardResult(0.0, "error"), "no attempt was allowed"

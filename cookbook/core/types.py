@@ -1,4 +1,4 @@
-"""The values that cross the backend seam. No torch here: numpy arrays and plain Python only."""
+"""Values that a loop and a backend exchange: numpy arrays and plain Python, no torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cookbook.core.errors import DataError
 Role = Literal["policy", "critic"]
 
 StopReason = Literal["eos", "stop", "length"]
-"""Why a sampled sequence ended: the model's end-of-sequence token, a requested stop string or token, or `max_tokens`."""
+"""Why a sequence ended: the model's end-of-sequence token, a requested stop string or token, or `max_tokens`."""
 
 INTEGER_INPUTS = frozenset({"target_tokens"})
 
 
 @dataclass(frozen=True)
 class ModelInput:
-    """A token sequence. Built from any sequence of ints; stored as a tuple, so it hashes by content."""
+    """A token sequence, stored as a tuple, so that it hashes by content."""
 
     tokens: tuple[int, ...]
 
@@ -43,12 +43,12 @@ class ModelInput:
 class Datum:
     """One training sequence: `model_input` of T tokens and per-token arrays of shape `[T]`.
 
-    Position `i` predicts `loss_fn_inputs["target_tokens"][i]`. `target_tokens` is stored as int64, everything else as float32.
-    For soft targets, as in distillation, `target_tokens` has shape `[T, K]`: K candidates per position. Only then may other arrays
-    have that shape too.
+    Position `i` predicts `loss_fn_inputs["target_tokens"][i]`. `target_tokens` is stored as int64, everything else as
+    float32. For soft targets, as in distillation, `target_tokens` has shape `[T, K]`: K candidates per position. Only
+    then may other arrays have that shape too.
 
     Raises:
-        DataError: an array has another shape, holds something that is no number, or holds a NaN.
+        DataError: an array has another shape, holds something that is not a number, or holds a NaN.
     """
 
     model_input: ModelInput
@@ -76,7 +76,7 @@ class Datum:
 
 
 def check_soft_targets(data: Sequence[Datum], loss_fn: str, accepted: bool) -> None:
-    """Refuse soft targets for a loss that takes none, and weights of another shape than theirs.
+    """Refuse soft targets for a loss that takes none, and weights whose shape is not that of the targets.
 
     Raises:
         DataError: naming the datum and the input.
@@ -85,14 +85,14 @@ def check_soft_targets(data: Sequence[Datum], loss_fn: str, accepted: bool) -> N
         for key, array in datum.loss_fn_inputs.items():
             if array.ndim == 2 and not accepted:
                 raise DataError(
-                    f"datum {index}: loss_fn_inputs[{key!r}] has shape {array.shape}, but loss {loss_fn!r} takes one target per position; "
-                    "use cross_entropy for soft targets"
+                    f"datum {index}: loss_fn_inputs[{key!r}] has shape {array.shape}, but loss {loss_fn!r} takes one "
+                    "target per position; use cross_entropy for soft targets"
                 )
         targets, weights = (datum.loss_fn_inputs.get(key) for key in ("target_tokens", "weights"))
         if targets is not None and weights is not None and targets.shape != weights.shape:
             raise DataError(
-                f"datum {index}: loss_fn_inputs['weights'] has shape {weights.shape}, but target_tokens has {targets.shape}; "
-                "soft targets need one weight each"
+                f"datum {index}: loss_fn_inputs['weights'] has shape {weights.shape}, but target_tokens has "
+                f"{targets.shape}; soft targets need one weight each"
             )
 
 
@@ -124,11 +124,12 @@ class AdamParams:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to draw a completion.
+    """Settings of sampling.
 
     `temperature` 0 is greedy. `top_k` -1 and `top_p` 1 keep the whole distribution. A string in `stop` ends the
     sequence once its text contains it; an int in `stop` is a token id. The token that ends a sequence is part of it.
-    Sample `j` of a request draws from a generator that is a function of (`seed`, `j`) alone; `seed` None means a fresh one.
+    Sample `j` of a request draws from a generator that is a function of (`seed`, `j`) alone; `seed` None
+    means a new one.
     """
 
     max_tokens: int
@@ -177,8 +178,10 @@ class SampleResponse:
 
 @dataclass(frozen=True)
 class ForwardBackwardOutput:
-    """The answer to `forward` and `forward_backward`: per datum its outputs (`logprobs`, float32 in the shape of `target_tokens`), and
-    summed metrics.
+    """The answer to `forward` and `forward_backward`.
+
+    `loss_fn_outputs` holds per datum `logprobs`, float32 in the shape of `target_tokens`. `metrics` are named
+    `name:reduction`.
 
     `metrics["loss:sum"]` is the loss itself: the sum over tokens and datums.
     `logprobs` at a position whose weight is zero may be 0.0: backends need not compute what no loss reads.
@@ -191,13 +194,13 @@ class ForwardBackwardOutput:
 
 @dataclass(frozen=True)
 class OptimStepResponse:
-    """The answer to `optim_step`. `metrics["grad_norm"]` is the global norm before clipping, where the backend reports it."""
+    """The answer to `optim_step`. `metrics["grad_norm"]`, if reported, is the global norm before clipping."""
 
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SaveResponse:
-    """Where a save landed: a path that `load_state` or `create_sampling_client` of the same service accepts."""
+    """The path of a save, which `load_state` or `create_sampling_client` of the same service accepts."""
 
     path: str

@@ -1,4 +1,4 @@
-"""Environments: what a policy's turns are answered with, and what they are worth.
+"""Environments: they give prompts to a policy and reward its turns.
 
 An `Env` is one episode and is used once. Token-in, token-out: an observation is the exact prompt of the next turn.
 """
@@ -25,7 +25,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a turn led to: its reward, its text, and the next observation, or None at the end of the episode."""
+    """The result of a turn: its text, its reward, and the next observation, or None at the end of the episode."""
 
     text: str
     reward: RewardResult
@@ -44,6 +44,6 @@ EnvFactory = Callable[[Example], Env]
 
 
 class EnvMaker(Protocol):
-    """What `conf/env` names: makes one episode of an example."""
+    """A component of `conf/env`: makes one episode of an example."""
 
     def __call__(self, example: Example, renderer: Renderer, reward: Reward, reward_retries: int) -> Env: ...

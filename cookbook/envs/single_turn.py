@@ -1,4 +1,4 @@
-"""The environment of one turn: one prompt, one completion, one reward."""
+"""The single-turn environment: one prompt, one completion, one reward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cookbook.envs.base import Env, Observation, StepResult
 
 @dataclass(frozen=True)
 class SingleTurn:
-    """Makes single-turn episodes: one prompt, one completion, one reward. Chosen by `conf/env/single_turn.yaml`."""
+    """Makes single-turn episodes."""
 
     def __call__(self, example: Example, renderer: Renderer, reward: Reward, reward_retries: int) -> Env:
         return _SingleTurnEnv(example, renderer, reward, reward_retries)

@@ -1,4 +1,4 @@
-"""What a built-in loss is, and how its settings, inputs and metrics are checked and reduced."""
+"""Types of built-in losses, and the checks and reductions of their settings, inputs and metrics."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cookbook.core.types import Datum, check_soft_targets
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """The positions a loss is asked about, of whole datums laid end to end: N positions of S datums.
+    """The positions that a loss is computed at, of whole datums one after the other: N positions of S datums.
 
-    A position with K soft targets stands here K times, once with each of them.
+    A position with K soft targets is here K times, once with each of them.
 
     Attributes:
         logprobs: log-probability of each target token under the weights being trained, float32 `[N]`, with gradient.
@@ -33,7 +33,7 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """What a loss returns: its value per position `[N]` (the loss is their sum), and metrics per position.
+    """The result of a loss: its value per position `[N]` (the loss is their sum), and metrics per position.
 
     A metric's key is `name:reduction`; the values of all positions of an operation, however it was split, are
     reduced together by `sum`, `mean`, `max` or `min`.
@@ -66,7 +66,8 @@ def complete_config(loss_name: str, loss: LossFunction, config: Mapping[str, flo
     """The settings of a loss with defaults filled in; `temperature` (default 1) belongs to every loss.
 
     Raises:
-        ConfigError: an unknown setting, a value that is no finite number, a temperature of 0 or less, crossed thresholds.
+        ConfigError: an unknown setting, a value that is not a finite number, a temperature of 0 or less, crossed
+            thresholds.
     """
     complete = {"temperature": 1.0, **loss.defaults}
     for key, value in (config or {}).items():
@@ -86,14 +87,15 @@ def complete_config(loss_name: str, loss: LossFunction, config: Mapping[str, flo
     if complete.get("clip_low_threshold", 0.0) > complete.get("clip_high_threshold", math.inf):
         raise ConfigError(
             f"loss_fn_config of {loss_name!r}: clip_low_threshold {complete['clip_low_threshold']} is above "
-            f"clip_high_threshold {complete['clip_high_threshold']}; both are bounds of the ratio itself, such as 0.8 and 1.2"
+            f"clip_high_threshold {complete['clip_high_threshold']}; both bound the ratio itself, such as 0.8 and 1.2"
         )
     return complete
 
 
 def check_inputs(loss_name: str, loss: LossFunction, known_inputs: Iterable[str], data: Sequence[Datum]) -> None:
-    """Refuse datums that lack an input of the loss, have soft targets where it takes none, or carry an input that no built-in loss knows:
-    a misspelt `weights` would be ignored.
+    """Refuse datums that lack an input of the loss, have soft targets where it takes none, or have an unknown input.
+
+    A misspelt `weights` would otherwise be ignored.
 
     Raises:
         DataError: naming the datum, the input and what the loss takes.
@@ -109,14 +111,14 @@ def check_inputs(loss_name: str, loss: LossFunction, known_inputs: Iterable[str]
         for key in datum.loss_fn_inputs:
             if key not in known:
                 raise DataError(
-                    f"datum {index}: loss_fn_inputs holds {key!r}{did_you_mean(key, known)}, which no built-in loss reads; "
-                    f"they read {', '.join(known)}"
+                    f"datum {index}: loss_fn_inputs holds {key!r}{did_you_mean(key, known)}, which no built-in loss "
+                    f"reads; they read {', '.join(known)}"
                 )
     check_soft_targets(data, loss_name, loss.soft_targets)
 
 
 class MetricSums:
-    """Metrics of an operation, gathered over its micro-batches so that the split does not show in them."""
+    """Metrics of an operation, collected over its micro-batches, so that they do not depend on the split."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[torch.Tensor]] = {}

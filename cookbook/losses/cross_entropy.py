@@ -1,4 +1,4 @@
-"""Negative log-likelihood."""
+"""The negative log-likelihood."""
 
 from __future__ import annotations
 
@@ -8,5 +8,6 @@ from cookbook.losses.base import TokenBatch, TokenLosses
 
 
 def cross_entropy(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
-    """-w * lp per token; with K soft targets, the sum of that over them (w the teacher's probabilities: its cross-entropy)."""
+    """-w * lp per token. With K soft targets the sum over them; with w the teacher's probabilities, its
+    cross-entropy."""
     return TokenLosses(-batch.inputs["weights"] * batch.logprobs)

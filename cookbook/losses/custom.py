@@ -23,12 +23,12 @@ def differentiate(
         logprobs: per datum the logprobs of its `target_tokens`, in their shape: leaf tensors that require a gradient.
 
     Returns:
-        Per datum dL/dlogprob in the shape of its logprobs, 0 where the loss does not read a logprob; and the loss's metrics under
-        `name:reduction`, the loss itself as `loss:sum`.
+        Per datum dL/dlogprob in the shape of its logprobs, 0 where the loss does not read a logprob; and the loss's
+        metrics under `name:reduction`, the loss itself as `loss:sum`.
 
     Raises:
-        LossError: the function raised, returned something else than (scalar tensor, mapping of floats), or its loss does not depend
-            on the logprobs. An error of this project's own that it raised passes through.
+        LossError: the function raised, returned something else than (scalar tensor, mapping of floats), or its loss
+            does not depend on the logprobs. An error of this project's own that it raised passes through.
         BackendError: the loss is not finite.
     """
     owner = f"loss {callable_name(loss_fn)}"

@@ -1,4 +1,4 @@
-"""A policy loss plus a KL penalty towards a reference, as a custom loss: it runs wherever custom losses do."""
+"""A policy loss plus a KL penalty towards a reference policy, as a custom loss."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from cookbook.losses.spec import BuiltinLoss
 
 
 def k2(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """(lp - ref)^2 / 2 (Schulman 2020, "Approximating KL divergence"): on-policy, its gradient is that of KL(policy || reference)."""
+    """(lp - ref)^2 / 2 (Schulman 2020, "Approximating KL divergence"): on-policy, its gradient is that of KL(policy ||
+    reference)."""
     return (logprobs - ref_logprobs).square() / 2
 
 
 def k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """exp(ref - lp) - 1 - (ref - lp), the penalty of GRPO (Shao et al. 2024, arXiv:2402.03300, eq. 4): on-policy, its gradient is that
-    of KL(reference || policy)."""
+    """exp(ref - lp) - 1 - (ref - lp), the penalty of GRPO (Shao et al. 2024, arXiv:2402.03300, eq. 4): on-policy, its
+    gradient is that of KL(reference || policy)."""
     gap = ref_logprobs - logprobs
     return gap.expm1() - gap
 
@@ -29,7 +30,7 @@ ESTIMATORS = {"k2": k2, "k3": k3}
 
 
 def with_kl_penalty(loss: BuiltinLoss, estimator: str, coef: float) -> CustomLoss:
-    """`loss` + coef * sum of w * estimator(lp, ref). The datums carry `ref_logprobs` beside the loss's own inputs."""
+    """`loss` + coef * sum of w * estimator(lp, ref). Datums need `ref_logprobs` besides the inputs of the loss."""
     function, config = resolve_loss(loss.name, loss.config)
     penalty = ESTIMATORS[estimator]
 

@@ -2,7 +2,7 @@
 
 Throughout, lp is the logprob of a token under the weights being trained, q (`logprobs`) the one it was sampled with,
 A its advantage, w its weight and r = exp(lp - q). A position with w = 0 contributes exactly zero, value and gradient,
-whatever q is there; in all losses but `dro` so does one with A = 0.
+for any q there; in all losses but `dro` so does one with A = 0.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ def importance_sampling(batch: TokenBatch, config: Mapping[str, float]) -> Token
 
 
 def ppo(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
-    """-w * min(r * A, clip(r, lo, hi) * A) per token (Schulman et al. 2017, arXiv:1707.06347, eq. 7), lo and hi absolute ratios.
+    """-w * min(r * A, clip(r, lo, hi) * A) per token (Schulman et al. 2017, arXiv:1707.06347, eq. 7), lo and hi
+    absolute ratios.
 
-    A `dual_clip` c above 1 bounds what a negative advantage can do: there the surrogate is max(min(...), c * A) (Ye et al. 2020,
-    arXiv:1912.09729). 0 turns it off.
+    A `dual_clip` c above 1 bounds the loss of a negative advantage: there the surrogate is max(min(...), c * A) (Ye et
+    al. 2020, arXiv:1912.09729). 0 turns it off.
     """
     dual_clip = config["dual_clip"]
     if dual_clip != 0 and dual_clip <= 1:
@@ -38,7 +39,8 @@ def ppo(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
 
 
 def cispo(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
-    """-w * sg(clip(r, lo, hi)) * A * lp per token (MiniMax-M1, arXiv:2506.13585, eq. 4): the clipped ratio is a constant."""
+    """-w * sg(clip(r, lo, hi)) * A * lp per token (MiniMax-M1, arXiv:2506.13585, eq. 4): the clipped ratio is a
+    constant."""
     coefficient, log_ratio = _coefficient_and_log_ratio(batch)
     ratio = log_ratio.detach().exp()
     clipped = ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
@@ -47,8 +49,9 @@ def cispo(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
 
 
 def dro(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
-    """-w * (A * lp - beta / 2 * (lp - q)^2) per token: the policy gradient with a quadratic pull towards the sampling policy
-    (DRO, Richemond et al. 2024, arXiv:2405.19107, with the advantage in place of its value function)."""
+    """-w * (A * lp - beta / 2 * (lp - q)^2) per token: the policy gradient with a quadratic penalty that pulls towards
+    the sampling policy (DRO, Richemond et al. 2024, arXiv:2405.19107, with the advantage in place of its value
+    function)."""
     weights = batch.inputs["weights"]
     logprobs = torch.where(weights == 0, 0.0, batch.logprobs)
     log_ratio = torch.where(weights == 0, 0.0, batch.logprobs - batch.inputs["logprobs"])
@@ -57,8 +60,8 @@ def dro(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
 
 
 def gspo(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
-    """-w * min(s * A, clip(s, lo, hi) * A) per token, with the sequence ratio s = exp(mean of lp - q over the datum's tokens with
-    w != 0), through which the gradient goes (GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 5 and 7).
+    """-w * min(s * A, clip(s, lo, hi) * A) per token, with the sequence ratio s = exp(mean of lp - q over the datum's
+    tokens with w != 0), through which the gradient goes (GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 5 and 7).
 
     With weights of 1 / (n |y|), `loop.loss_agg=sequence_mean`, it is the paper's mean over n sequences.
     """
@@ -67,8 +70,8 @@ def gspo(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
 
 
 def gspo_token(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
-    """`gspo` with the ratio sg(s) * p / sg(p) for each token: the value of the sequence ratio, the gradient of the token (eq. 13
-    and 14). Its gradient is that of `gspo` where w * A is the same for all tokens of a datum."""
+    """`gspo` with the ratio sg(s) * p / sg(p) for each token: the value of the sequence ratio, the gradient of the
+    token (eq. 13 and 14). Its gradient is that of `gspo` where w * A is the same for all tokens of a datum."""
     coefficient, log_ratio = _coefficient_and_sequence_log_ratio(batch)
     logprobs = torch.where(coefficient == 0, 0.0, batch.logprobs)
     return _clipped_surrogate(
@@ -83,7 +86,8 @@ def _clipped_surrogate(
     config: Mapping[str, float],
     dual_clip: float = 0.0,
 ) -> TokenLosses:
-    """-w * min(r * A, clip(r, lo, hi) * A) with r = exp(log_ratio), and never below dual_clip * A where that is on and A negative."""
+    """-w * min(r * A, clip(r, lo, hi) * A) with r = exp(log_ratio), and at least dual_clip * A where A is negative and
+    `dual_clip` is on."""
     ratio = log_ratio.detach().exp()
     clipped = ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
     clip_binds = clipped * advantages < ratio * advantages
@@ -93,7 +97,8 @@ def _clipped_surrogate(
         clipped = torch.where(dual_clip_binds, dual_clip, clipped)
         clip_binds = clip_binds | dual_clip_binds
         metrics["dual_clip_fraction:mean"] = dual_clip_binds.float()
-    # The unclipped branch sees a ratio of 1 where it is not chosen: an overflowing one would turn its zero gradient into NaN.
+    # The unclipped branch sees a ratio of 1 where it is not chosen: an overflowing one would turn its zero gradient
+    # into NaN.
     unclipped = torch.where(clip_binds, 0.0, log_ratio).exp()
     return TokenLosses(-coefficient * torch.where(clip_binds, clipped, unclipped), metrics)
 

@@ -1,12 +1,12 @@
-"""Preference losses, as custom losses over the logprobs of whole completions.
+"""Preference losses: custom losses over the logprobs of whole completions.
 
-A datum is one prompt and completion. Its `weights` say two things: where they are zero a token is not part of the
-completion; elsewhere they all hold one and the same number, the weight of the example. A loss is the sum over examples of
-weight * loss, so a mean over the examples of one `optim_step` is a weight of 1 / n in every one of them, and any split of
-those examples over calls gives the same gradient. `weights` is 1 everywhere where a datum has none.
+A datum is one prompt and completion. Its `weights` are zero at tokens that are not part of the completion; elsewhere
+they all hold the same number, the weight of the example. A loss is the sum over examples of weight * loss, so a mean
+over the examples of one `optim_step` is a weight of 1 / n in every one of them, and any split of those examples over
+calls gives the same gradient. `weights` is 1 everywhere where a datum has none.
 
 Pairs come interleaved: chosen 0, rejected 0, chosen 1, rejected 1, and so on, equally weighted. Losses with
-`needs_reference` read the frozen reference's logprob of each target token from `ref_logprobs`; the others never look.
+`needs_reference` read the frozen reference's logprob of each target token from `ref_logprobs`; the others do not.
 
 Notation: pi(y) is the sum over the completion's tokens of their logprobs, ref(y) the reference's, |y| their number.
 """
@@ -26,7 +26,7 @@ from cookbook.core.types import Datum
 from cookbook.losses.kl import k2
 
 LARGEST_MEAN_LOGPROB = -1e-7
-"""ORPO's odds p / (1 - p) are infinite at p = 1, which rounding reaches: a mean logprob closer to 0 than this counts as this."""
+"""The largest mean logprob that ORPO uses: its odds p / (1 - p) are infinite at p = 1, which rounding reaches."""
 
 
 class CompletionLoss(ABC):
@@ -43,7 +43,8 @@ class CompletionLoss(ABC):
         """The loss and its metrics.
 
         Raises:
-            DataError: a datum lacks an array, its weights differ, or the datums do not come in the order that the loss takes.
+            DataError: a datum lacks an array, its weights differ, or the datums do not come in the order that the loss
+                takes.
         """
 
     def measure(self, data: Sequence[Datum], logprobs: Sequence[np.ndarray]) -> dict[str, float]:
@@ -53,11 +54,11 @@ class CompletionLoss(ABC):
 
 
 class DPO(CompletionLoss):
-    """-log sigmoid(m) with m = beta * ((pi(chosen) - ref(chosen)) - (pi(rejected) - ref(rejected))) (Rafailov et al. 2023,
-    arXiv:2305.18290, eq. 7).
+    """-log sigmoid(m) with m = beta * ((pi(chosen) - ref(chosen)) - (pi(rejected) - ref(rejected))) (Rafailov et al.
+    2023, arXiv:2305.18290, eq. 7).
 
-    `label_smoothing` e is the share of pairs that are thought to be labelled the wrong way round:
-    -(1 - e) log sigmoid(m) - e log sigmoid(-m) (conservative DPO, Mitchell 2023, "A note on DPO with noisy preferences").
+    `label_smoothing` e is the share of pairs that are assumed to be labelled the wrong way round: -(1 - e) log
+    sigmoid(m) - e log sigmoid(-m) (conservative DPO, Mitchell 2023, "A note on DPO with noisy preferences").
 
     Raises:
         ConfigError: beta is not above 0, or label_smoothing is not in [0, 0.5).
@@ -80,7 +81,7 @@ class DPO(CompletionLoss):
 
 class IPO(CompletionLoss):
     """(h - 1 / (2 beta))^2 with h = (pi(chosen) - ref(chosen)) - (pi(rejected) - ref(rejected)) (Azar et al. 2023,
-    arXiv:2310.12036, eq. 17, whose tau is our beta).
+    arXiv:2310.12036, eq. 17, whose tau is `beta`).
 
     `average_logprobs` divides pi and ref by |y|, which the paper's equation does not and TRL does.
 
@@ -128,10 +129,10 @@ class SimPO(CompletionLoss):
 
 
 class ORPO(CompletionLoss):
-    """-pi(chosen) / |chosen| - beta * log sigmoid(o(chosen) - o(rejected)) (Hong et al. 2024, arXiv:2403.07691, eq. 6 and 7,
-    whose lambda is our beta).
+    """-pi(chosen) / |chosen| - beta * log sigmoid(o(chosen) - o(rejected)) (Hong et al. 2024, arXiv:2403.07691, eq. 6
+    and 7, whose lambda is `beta`).
 
-    o(y) = log(p / (1 - p)) with p = exp(pi(y) / |y|); it is what the metrics call the reward.
+    o(y) = log(p / (1 - p)) with p = exp(pi(y) / |y|); the metrics call it the reward.
 
     Raises:
         ConfigError: beta is negative.
@@ -156,17 +157,18 @@ class ORPO(CompletionLoss):
 
 
 class KTO(CompletionLoss):
-    """Kahneman-Tversky optimisation of single completions that are desirable or not (Ethayarajh et al. 2024, arXiv:2402.01306,
-    eq. 7 and 8), which `desirable` says: an array filled with 1 or with 0.
+    """Kahneman-Tversky optimisation of single completions that are desirable or not (Ethayarajh et al. 2024,
+    arXiv:2402.01306, eq. 7 and 8). The array `desirable`, filled with 1 or with 0, holds the label.
 
     With r = pi(y) - ref(y), the loss of a desirable completion is lambda_D * (1 - sigmoid(beta * (r - z0))), that of an
     undesirable one lambda_U * (1 - sigmoid(beta * (z0 - r))); lambda_D and lambda_U are `desirable_weight` and
     `undesirable_weight`; with unequal numbers of both, the paper keeps lambda_D * n_D at 1 to 4/3 of lambda_U * n_U.
 
-    The baseline z0 carries no gradient. With `baseline="mismatched"`, the paper's, it is max(0, mean of r) over datums that hold
-    a prompt with another prompt's completion, marked by an array `mismatched` filled with 1; these have no loss of their own.
-    It is an estimate over one call: give the examples of an `optim_step` in one call, which a backend may split as it likes.
-    With `baseline="zero"` z0 is 0, there are no such datums, and any split of the examples over calls gives the same gradient.
+    The baseline z0 carries no gradient. With `baseline="mismatched"`, the paper's, it is max(0, mean of r) over datums
+    that hold a prompt with another prompt's completion, marked by an array `mismatched` filled with 1; these have no
+    loss of their own. It is an estimate over one call: give the examples of an `optim_step` in one call, which a
+    backend may split as it likes. With `baseline="zero"` z0 is 0, there are no such datums, and any split of the
+    examples over calls gives the same gradient.
 
     Raises:
         ConfigError: beta is not above 0, a weight is negative, or the baseline is unknown.
@@ -210,9 +212,9 @@ class KTO(CompletionLoss):
             "kl_baseline:mean": z0,
             **_reference_metrics(example_data, example_logprobs),
         }
-        for name, labelled_so in (("desirable", desirable), ("undesirable", ~desirable)):
-            if labelled_so.any():
-                metrics[f"reward_{name}:mean"] = float(rewards[labelled_so].mean())
+        for name, labelled in (("desirable", desirable), ("undesirable", ~desirable)):
+            if labelled.any():
+                metrics[f"reward_{name}:mean"] = float(rewards[labelled].mean())
         if desirable.any() and not desirable.all():
             metrics["margin:mean"] = metrics["reward_desirable:mean"] - metrics["reward_undesirable:mean"]
         return loss, metrics
@@ -221,7 +223,7 @@ class KTO(CompletionLoss):
         if self.baseline == "zero":
             if mismatched:
                 raise DataError(
-                    f"KTO: datum {mismatched[0]} is marked 'mismatched', but loss.baseline=zero reads none; leave it out"
+                    f"KTO: datum {mismatched[0]} is marked 'mismatched', but loss.baseline=zero reads none; remove it"
                 )
             return 0.0
         if not mismatched:
@@ -255,7 +257,7 @@ def _completion(index: int, datum: Datum, lp: torch.Tensor, minus_reference: boo
         return values
     if "ref_logprobs" not in datum.loss_fn_inputs:
         raise DataError(
-            f"datum {index}: this loss needs loss_fn_inputs 'ref_logprobs', the reference's logprob of each target token"
+            f"datum {index}: this loss needs loss_fn_inputs 'ref_logprobs', the reference's logprob of each target"
         )
     return values - torch.from_numpy(datum.loss_fn_inputs["ref_logprobs"][where]).to(values)
 
@@ -273,8 +275,8 @@ def _example_weight(index: int, datum: Datum) -> float:
         raise DataError(f"datum {index}: its weights are all zero; a completion needs at least one token")
     if len(found) > 1:
         raise DataError(
-            f"datum {index}: its weights range from {found[0]:g} to {found[-1]:g}; a preference loss weighs examples, not tokens, "
-            "so all that are not 0 must be equal"
+            f"datum {index}: its weights range from {found[0]:g} to {found[-1]:g}; a preference loss weighs examples, "
+            "not tokens, so all that are not 0 must be equal"
         )
     return float(found[0])
 
@@ -283,13 +285,14 @@ def _pair_weights(data: Sequence[Datum], like: Sequence[torch.Tensor]) -> torch.
     """The weight of each pair, shape `[len(data) / 2]`."""
     if not data or len(data) % 2:
         raise DataError(
-            f"a loss over pairs was given {len(data)} datums; it takes an even number: chosen 0, rejected 0, chosen 1, ..."
+            f"a loss over pairs was given {len(data)} datums; give an even number: chosen 0, rejected 0, chosen 1, ..."
         )
     weights = [_example_weight(index, datum) for index, datum in enumerate(data)]
     for index, (chosen, rejected) in enumerate(zip(weights[0::2], weights[1::2], strict=True)):
         if chosen != rejected:
             raise DataError(
-                f"datums {2 * index} and {2 * index + 1} are a pair, but weigh {chosen:g} and {rejected:g}; both must weigh the same"
+                f"datums {2 * index} and {2 * index + 1} are a pair with weights {chosen:g} and {rejected:g}; "
+                "both must have the same weight"
             )
     return torch.tensor(weights[0::2]).to(like[0])
 
@@ -307,8 +310,8 @@ def _label(index: int, datum: Datum) -> bool | None:
         case {"mismatched": [1.0], **rest} if not rest:
             return None
     raise DataError(
-        f"datum {index}: KTO needs either an array 'desirable', filled with 1 or with 0, or an array 'mismatched', filled with 1; "
-        f"it has {' and '.join(f'{key!r} with {values[:3]}' for key, values in found.items()) or 'neither'}"
+        f"datum {index}: KTO needs an array 'desirable', filled with 1 or with 0, or 'mismatched', filled with 1; it "
+        f"has {' and '.join(f'{key!r} with {values[:3]}' for key, values in found.items()) or 'neither'}"
     )
 
 
@@ -324,7 +327,7 @@ def _pair_metrics(rewards: torch.Tensor) -> dict[str, float]:
 
 
 def _share_above_zero(margins: torch.Tensor) -> float:
-    """How often a margin is above 0. An exact 0, as all are before the first step against a reference, counts as half."""
+    """The share of margins above 0. An exact 0, as every margin against a reference is at first, counts as half."""
     return float(torch.heaviside(margins.detach(), torch.tensor(0.5).to(margins)).mean())
 
 

@@ -1,4 +1,4 @@
-"""A loss as a loop names it: no torch here."""
+"""Types of the losses that a loop is given, without torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuiltinLoss:
-    """A loss that the backend has built in, and its settings: what `forward_backward` takes as `loss_fn` and `loss_fn_config`."""
+    """A loss that the backend has built in, and its settings: `loss_fn` and `loss_fn_config` of `forward_backward`."""
 
     kind: ClassVar[str] = "builtin"
 
@@ -25,19 +25,19 @@ class BuiltinLoss:
 
 
 class PreferenceLoss(Protocol):
-    """A custom loss over whole completions, and what a loop has to know to make its datums: `cookbook.losses.preference`."""
+    """A custom loss over whole completions, and what a loop needs to know to build its datums."""
 
     kind: ClassVar[str]
     """"pairs": datums are chosen and rejected in turn. "labelled": single examples with the array `desirable`."""
 
     @property
     def needs_reference(self) -> bool:
-        """Datums carry `ref_logprobs`."""
+        """Datums have `ref_logprobs`."""
         ...
 
     @property
     def needs_mismatched(self) -> bool:
-        """Batches hold further datums marked `mismatched`, of one example's prompt and another's completion."""
+        """Batches also hold datums marked `mismatched`: the prompt of one example with the completion of another."""
         ...
 
     def __call__(

@@ -1,4 +1,4 @@
-"""A custom loss where the backend has none: its gradient by the logprobs is taken here, and sent back as weights."""
+"""Custom losses on a backend that has only built-in ones: the gradient by the logprobs is sent as weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ def forward_backward_two_pass(
 ) -> APIFuture[ForwardBackwardOutput]:
     """As `client.forward_backward_custom`, with the built-in cross_entropy alone.
 
-    The first pass fetches the logprobs; autograd gives dL/dlogprob; the second pass is cross_entropy with weights -dL/dlogprob,
-    whose gradient is that of L by the chain rule. The first pass is awaited here, the second is left to run.
+    The first pass fetches the logprobs; autograd gives dL/dlogprob; the second pass is cross_entropy with weights
+    -dL/dlogprob, whose gradient is that of L by the chain rule. The first pass is awaited here, the second is not.
+
+    Raises:
+        LossError, BackendError: see `cookbook.losses.custom.differentiate`.
     """
     logprobs_only = [
         Datum(datum.model_input, {"target_tokens": datum.loss_fn_inputs["target_tokens"]}) for datum in data

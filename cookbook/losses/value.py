@@ -1,4 +1,4 @@
-"""The critic's loss."""
+"""The loss of a critic."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cookbook.losses.base import LossFunction, TokenBatch, TokenLosses
 
 
 def value(batch: TokenBatch, config: Mapping[str, float]) -> TokenLosses:
-    """w * max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2) / 2 per token: regression to the return, in which a value gains
-    nothing by moving further than c = `clip_range` from the one at rollout time (PPO2 of OpenAI baselines; Engstrom et al. 2020,
-    arXiv:2005.12729, section 3). 0 turns clipping off.
+    """w * max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2) / 2 per token: regression to the return, in which a
+    value gains nothing by moving further than c = `clip_range` from the one at rollout time (PPO2 of OpenAI baselines;
+    Engstrom et al. 2020, arXiv:2005.12729, section 3). 0 turns clipping off.
 
-    Inputs are `values` (v, the critic's prediction, with gradient), `old_values` (v_old), `returns` (R) and `weights`; the
-    batch's logprobs are not read. A position with w = 0 contributes exactly zero.
+    Inputs are `values` (v, the critic's prediction, with gradient), `old_values` (v_old), `returns` (R) and `weights`;
+    the batch's logprobs are not read. A position with w = 0 contributes exactly zero.
     """
     weights = batch.inputs["weights"]
     trained = weights != 0

@@ -1,4 +1,4 @@
-"""Group advantages: from the rewards of one group's trajectories to one number for each.
+"""Group advantages: functions from the rewards of one group to one number per trajectory.
 
 Each is a class with `__call__(rewards) -> advantages`, chosen by `conf/advantage`. A group of one has the advantage 0.
 """
@@ -32,8 +32,8 @@ class MeanCentered:
 
 
 class StdNormalized:
-    """A_i = (R_i - mean(R)) / (std(R) + eps), with the sample standard deviation (GRPO, Shao et al. 2024, arXiv:2402.03300, section
-    4.1.2)."""
+    """A_i = (R_i - mean(R)) / (std(R) + eps), with the sample standard deviation (GRPO, Shao et al. 2024,
+    arXiv:2402.03300, section 4.1.2)."""
 
     kind: ClassVar[str] = "group"
 
@@ -48,7 +48,8 @@ class StdNormalized:
 
 
 class RLOO:
-    """A_i = R_i - mean of the others' rewards (REINFORCE leave-one-out, Ahmadian et al. 2024, arXiv:2402.14740, eq. 8)."""
+    """A_i = R_i - mean of the others' rewards (REINFORCE leave-one-out, Ahmadian et al. 2024, arXiv:2402.14740, eq.
+    8)."""
 
     kind: ClassVar[str] = "group"
 

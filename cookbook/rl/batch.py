@@ -1,4 +1,4 @@
-"""From the groups of a step to the datums that are trained on, and what there is to say about both."""
+"""Datums of the groups of one step, and metrics of both."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def group_datums(
     """The datums of all trajectories that carry a signal.
 
     A trajectory whose grader failed is in neither its group's baseline nor the batch. A group whose rewards are all the
-    same has no advantage to learn from: it is left out and counted. `penalties[g][i]`, where given, is taken from the
-    reward of trajectory i of group g.
+    same has no signal: it is skipped and counted. `penalties[g][i]`, if given, is subtracted from the reward of
+    trajectory i of group g.
     """
     data: list[Datum] = []
     without_signal = 0
@@ -45,7 +45,8 @@ def group_datums(
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
-    """Mean reward, its parts and statuses, and how completions ended; trajectories whose grader failed count only as such."""
+    """Mean reward, its parts and statuses, and how completions ended. Trajectories whose grader failed only count as
+    errors."""
     graded = [trajectory for trajectory in trajectories if trajectory.status != "error"]
     statuses = Counter(trajectory.status for trajectory in trajectories)
     metrics = {f"reward/{status}": statuses[status] / len(trajectories) for status in REWARD_STATUSES}
@@ -76,7 +77,7 @@ def reference_logprobs(data: Sequence[Datum], reference: SamplingClient) -> list
 
 
 def kl_per_trajectory(groups: Sequence[TrajectoryGroup], reference: SamplingClient) -> list[list[float]]:
-    """Per trajectory the sum over its sampled tokens of log p - log p_ref: the k1 estimate of its KL divergence from the reference."""
+    """Per trajectory the sum over its sampled tokens of log p - log p_ref, the k1 estimate of the KL divergence."""
     data_GT = [[policy_datums(trajectory, 1.0) for trajectory in group.trajectories] for group in groups]
     flat = [datum for group in data_GT for data in group for datum in data]
     gaps = iter(

@@ -1,4 +1,4 @@
-"""Evaluators: how good a set of weights is on held-out examples."""
+"""Evaluation of a set of weights on held-out examples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def evaluate_reward(
     sampling_params: SamplingParams,
     seed: int,
 ) -> Evaluation:
-    """One completion per example. `accuracy` is the share that the reward calls correct (pass@1) among those it could grade."""
+    """Sample one completion per example. `accuracy` is the share of correct ones (pass@1) among those that were
+    graded."""
     rollouts = collect(sampler, examples, make_env, 1, sampling_params, (seed, "evaluation"))
     trajectories = rollouts.trajectories
     graded = [trajectory for trajectory in trajectories if trajectory.status != "error"]

@@ -1,7 +1,7 @@
 """Advantages per token: with a critic by GAE, without one from returns or from groups.
 
 A trajectory is an array over its T sampled tokens, in the order they were sampled. Its rewards are zero except where
-something was paid: a KL penalty at every token, the score at the last one. After the last token the value is 0.
+a reward was given: a KL penalty at every token, the score at the last one. After the last token the value is 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cookbook.rl.advantages import GroupAdvantage
 Variance = Literal["sample", "population"]
 
 WHITENING_EPS = 1e-8
-"""Added to the variance, so that equal values stay finite."""
+"""Added to the variance, so that equal values give finite results."""
 
 
 def gae(
@@ -40,7 +40,7 @@ def gae(
 def discounted_sums(values_T: np.ndarray, discount: float) -> np.ndarray:
     """S_t = sum over l >= 0 of discount^l * x_(t+l), `[T]`, float64.
 
-    By doubling: once S covers k terms, adding discount^k * S_(t+k) makes it cover 2k, so log2(T) vector operations are enough.
+    By doubling: once S covers k terms, adding discount^k * S_(t+k) makes it cover 2k: log2(T) vector operations.
     """
     sums = np.array(values_T, dtype=np.float64)
     covered = 1
@@ -53,8 +53,8 @@ def discounted_sums(values_T: np.ndarray, discount: float) -> np.ndarray:
 def whiten(values: Sequence[np.ndarray], variance: Variance = "sample", shift_mean: bool = True) -> list[np.ndarray]:
     """(x - mean) / sqrt(var + 1e-8) with the mean and variance over all tokens of all trajectories.
 
-    Libraries differ in the variance: `sample` divides by N - 1 (verl), `population` by N (OpenRLHF). A single token has
-    no spread to divide by and only loses its mean. `shift_mean` False puts the mean back, as for rewards.
+    Libraries differ in the variance: `sample` divides by N - 1 (verl), `population` by N (OpenRLHF). With a single
+    token only the mean is subtracted. `shift_mean` False keeps the mean, as for rewards.
     """
     flat = np.concatenate([np.asarray(array, dtype=np.float64) for array in values])
     mean = flat.mean()
@@ -65,7 +65,7 @@ def whiten(values: Sequence[np.ndarray], variance: Variance = "sample", shift_me
 
 @dataclass(frozen=True)
 class GAE:
-    """`gae` with its settings, as an advantage to choose: conf/advantage/gae.yaml. Needs a critic.
+    """`gae` with its settings. Needs a critic.
 
     `whiten`: advantages are whitened over all tokens of a batch before they are trained on; returns never are.
 
@@ -113,7 +113,7 @@ class ReinforcePP:
 
 
 def group_token_advantages(rewards_G: Sequence[np.ndarray], advantage: GroupAdvantage) -> list[np.ndarray]:
-    """A group advantage (RLOO, mean-centred, ...) of the summed rewards of a group's trajectories, the same for all tokens of one.
+    """The group advantage (RLOO, ...) of each trajectory's summed rewards, the same for all of its tokens.
 
     Args:
         rewards_G: of each trajectory of one group, its rewards `[T]`.

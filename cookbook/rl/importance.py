@@ -1,4 +1,4 @@
-"""Truncated importance weights for a sampler whose probabilities are not quite the trainer's (another engine, another precision)."""
+"""Truncated importance sampling, for a sampler whose probabilities differ from the trainer's (engine, precision)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cookbook.core.types import Datum
 ImportanceLevel = Literal["token", "sequence", "geometric_mean"]
 
 SMALLEST_LOG_RATIO = -20.0
-"""Log ratios are not taken below this, so that no weight becomes zero and drops its token out of the mask."""
+"""The smallest log ratio, so that no weight becomes zero, which would mask its token."""
 
 
 def truncated_importance_sampling(
@@ -23,18 +23,19 @@ def truncated_importance_sampling(
     cap: float,
     level: ImportanceLevel = "token",
 ) -> tuple[list[Datum], Metrics]:
-    """Take the loss's ratio against the trainer's own old logprobs, and make up for the sampler's in the weights.
+    """Replace the sampler's logprobs by the trainer's own old ones, and correct for the difference in the weights.
 
-    With p the logprobs in `training_logprobs` and q the sampler's in `logprobs`, the datums that come back have
-    `logprobs` = p and `weights` * min(exp(p - q), cap) (truncated importance sampling, Ionides 2008; for this mismatch, Yao et al.
-    2025, "Your efficient RL framework secretly brings you off-policy RL training"). Positions with w = 0 stay as they were.
-    Only the datums change, so it works on every backend. Apply it after `scale_weights`: the denominator counts tokens, not ratios.
+    With p the logprobs in `training_logprobs` and q the sampler's in `logprobs`, the returned datums have `logprobs` =
+    p and `weights` * min(exp(p - q), cap) (truncated importance sampling, Ionides 2008; for this mismatch, Yao et al.
+    2025, "Your efficient RL framework secretly brings you off-policy RL training"). Positions with w = 0 stay as they
+    were. Only the datums change, so it works on every backend. Apply it after `scale_weights`: the denominator counts
+    tokens, not ratios.
 
     Args:
         training_logprobs: per datum, the logprobs `[length]` of a forward pass of the weights that sampled.
         cap: the largest weight, at least 1 (2 is common).
-        level: whose ratio weighs a token: its own; the product of its datum's, unbiased for whole sequences but growing with
-            their length; or their geometric mean.
+        level: whose ratio weighs a token: its own; the product of its datum's, unbiased for whole sequences but growing
+            with their length; or their geometric mean.
 
     Raises:
         ConfigError: cap is below 1, or the level is unknown.

@@ -17,8 +17,8 @@ from cookbook.core.types import Datum, ModelInput
 class ReferenceLogprobs:
     """Adds `ref_logprobs`, the reference's logprob (temperature 1) of each target token, to datums.
 
-    What has been computed is kept by content, in memory and in a file, so that later epochs and a resumed run read the
-    very numbers of the first pass. A last line cut short by a crash is dropped.
+    Results are kept by content, in memory and in a file, so that later epochs and a resumed run read the same numbers.
+    A last line that a crash cut short is dropped.
     """
 
     def __init__(self, reference: SamplingClient, file: Path) -> None:
@@ -39,7 +39,7 @@ class ReferenceLogprobs:
             for sequence in sequences
         ]
         missing = {key: sequence for key, sequence in zip(keys, sequences, strict=True) if key not in self._known}
-        # All requests are out before the first is awaited, so that the backend can batch them.
+        # All requests are sent before the first is awaited, so that the backend can batch them.
         futures = {key: self._reference.compute_logprobs(sequence) for key, sequence in missing.items()}
         with self._file.open("a") as stream:
             for key, future in futures.items():

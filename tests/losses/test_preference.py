@@ -302,7 +302,7 @@ def test_malformed_datums_are_refused():
         (without(data, "ref_logprobs"), "datum 0: .*'ref_logprobs'"),
         (replaced(data, 1, weights=np.zeros(10)), "datum 1: its weights are all zero"),
         (replaced(data, 1, weights=np.arange(10)), "datum 1: its weights range from 1 to 9"),
-        (replaced(data, 2, weights=np.full(3, 0.5)), "datums 2 and 3 are a pair, but weigh 0.5 and 0.75"),
+        (replaced(data, 2, weights=np.full(3, 0.5)), "datums 2 and 3 are a pair with weights 0.5 and 0.75"),
     ]:
         with pytest.raises(DataError, match=message):
             DPO()(broken, logprobs[: len(broken)])
