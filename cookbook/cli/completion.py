@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def complete(line: str) -> list[str]:
-    """The words that may replace the last word of a command line, sorted. Nothing where it may be anything, such as a file.
+    """The words that may replace the last word of a command line, sorted. Nothing where anything may stand.
 
     Args:
         line: the command line up to the cursor, with the name of the program. A space at its end begins a new word.

@@ -1,4 +1,4 @@
-"""The command `cookbook`: its subcommands. Each is imported only when it is called, so that the others answer at once."""
+"""The command `cookbook`: its subcommands. Each is imported when it is called, so that the others answer at once."""
 
 from __future__ import annotations
 

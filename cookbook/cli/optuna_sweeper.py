@@ -1,8 +1,10 @@
-"""A Hydra sweeper over Optuna: `-m hydra/sweeper=optuna`. A trial is a run, and what the run returns is its objective."""
+"""A Hydra sweeper over Optuna: `-m hydra/sweeper=optuna`. A trial is a run; what it returns is the objective."""
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +15,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
-from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -31,18 +32,23 @@ if TYPE_CHECKING:
 RESULTS_FILE = "optimization_results.yaml"
 
 
+PLUGINS = Path(__file__).parent / "plugins"
+"""Holds a part of the namespace package `hydra_plugins`: Hydra accepts plugins from nowhere else."""
+
+
 def register() -> None:
-    """Make the sweeper known to Hydra, which accepts only plugins whose module is below `hydra_plugins`."""
-    OptunaSweeper.__module__ = "hydra_plugins.cookbook"
-    Plugins.instance().register(OptunaSweeper)
+    """Make the sweeper known to Hydra, also in the processes that a launcher starts: they inherit sys.path."""
+    if str(PLUGINS) not in sys.path:
+        sys.path.append(str(PLUGINS))
+    Plugins.instance().register(importlib.import_module("hydra_plugins.cookbook_optuna").OptunaSweeper)
 
 
 class OptunaSweeper(Sweeper):
     """Runs trials whose settings Optuna's TPE sampler proposes (Bergstra et al., NeurIPS 2011).
 
-    `interval(a, b)` is a number in [a, b], an integer where both ends are; `range(a, b, step)` one of its numbers;
-    `choice(a, b)` and `a,b` one of the values. `tag(log, ...)` searches an interval on a logarithmic scale. Every other
-    override is the same for all trials.
+    `interval(a, b)` is a number in [a, b], and `int(interval(a, b))` an integer; `range(a, b, step)` is one of its numbers,
+    without b; `choice(a, b)` and `a,b` are one of the values. `tag(log, interval(a, b))` is searched on a logarithmic
+    scale. Every other override is the same for all trials.
 
     A run that fails or returns nothing is a failed trial. The others still run, and `sweep` raises at the end.
     """
@@ -67,17 +73,18 @@ class OptunaSweeper(Sweeper):
             study_name: the study in the storage.
             params: overrides as on the command line, which wins over them.
         """
-        for name, count in (("n_trials", n_trials), ("n_jobs", n_jobs)):
-            if count < 1:
-                raise ConfigError(f"hydra.sweeper.{name}={count}: must be at least 1")
-        if direction not in ("maximize", "minimize"):
-            raise ConfigError(f"hydra.sweeper.direction={direction}: must be maximize or minimize")
         self.n_trials, self.n_jobs, self.direction, self.seed = n_trials, n_jobs, direction, seed
         self.storage, self.study_name, self.params = storage, study_name, params
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        for name, count in (("n_trials", self.n_trials), ("n_jobs", self.n_jobs)):
+            if count < 1:
+                raise ConfigError(f"hydra.sweeper.{name}={count}: must be at least 1")
+        if self.direction not in ("maximize", "minimize"):
+            raise ConfigError(f"hydra.sweeper.direction={self.direction}: must be maximize or minimize")
         self.hydra_context, self.config = hydra_context, config
-        self.launcher: Launcher = Plugins.instance().instantiate_launcher(
+        self._loader = hydra_context.config_loader
+        self._launcher = self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
         self._first_error: Exception | None = None
@@ -89,7 +96,7 @@ class OptunaSweeper(Sweeper):
             ConfigError: the package is missing, or a setting of the sweep is wrong.
             Exception: that of the first run that failed, after the last run has ended.
         """
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        parser = OverridesParser.create(config_loader=self._loader)
         given = parser.parse_overrides([*(f"{key}={value}" for key, value in self.params.items()), *arguments])
         overrides = {override.get_key_element(): override for override in given}
         fixed = [str(override.input_line) for override in overrides.values() if not override.is_sweep_override()]
@@ -127,7 +134,7 @@ class OptunaSweeper(Sweeper):
         proposed = [(*fixed, *_settings(trial.params)) for trial in trials]
         jobs = list(dict.fromkeys(proposed))
         self.validate_batch_is_legal(jobs)
-        results = dict(zip(jobs, self.launcher.launch(jobs, initial_job_idx=launched), strict=True))
+        results = dict(zip(jobs, self._launcher.launch(jobs, initial_job_idx=launched), strict=True))
         for trial, settings in zip(trials, proposed, strict=True):
             self._tell(study, trial, results[settings])
         return len(jobs)
@@ -144,7 +151,8 @@ class OptunaSweeper(Sweeper):
             self._first_error = self._first_error or error
             study.tell(trial, state=TrialState.FAIL)
         else:
-            trial.set_user_attr("run_dir", result.cfg["run_dir"])
+            assert result.cfg is not None
+            trial.set_user_attr("run_dir", result.cfg.run_dir)
             study.tell(trial, value)
 
 
@@ -163,15 +171,19 @@ def _distribution(override: Override) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     value = override.value()
-    try:
-        if isinstance(value, IntervalSweep | RangeSweep):
-            numbers = [value.start, value.end] if isinstance(value, IntervalSweep) else list(value.range())
-            step = None if isinstance(value, IntervalSweep) else abs(value.step)
-            low, high, log = min(numbers), max(numbers), "log" in value.tags
-            if all(isinstance(number, int) for number in numbers):
-                return IntDistribution(low, high, log=log, step=step or 1)
-            return FloatDistribution(low, high, log=log, step=step)
+    if not isinstance(value, IntervalSweep | RangeSweep):
         return CategoricalDistribution(list(override.sweep_string_iterator()))
+    try:
+        if isinstance(value, RangeSweep):
+            numbers = list(value.range())
+            step = abs(value.step)
+        else:
+            numbers = [number for number in (value.start, value.end) if number is not None]
+            step = None
+        low, high, log = min(numbers), max(numbers), "log" in value.tags
+        if isinstance(low, int) and isinstance(high, int):
+            return IntDistribution(low, high, log=log, step=int(step or 1))
+        return FloatDistribution(low, high, log=log, step=step)
     except ValueError as error:
         raise ConfigError(
             f"{override.input_line}: cannot be searched ({error}); change its bounds, step or tag"
