@@ -98,14 +98,10 @@ def _run_words(overrides: Sequence[str], word: str) -> list[str]:
 
 def _keys(overrides: Sequence[str], parent: str) -> list[str]:
     """The keys below `parent` in the configuration that the chosen options make: `name=`, or `name.` for a section."""
-    from cookbook.cli.compose import load_config  # loads Hydra
+    from cookbook.cli.compose import compose_run  # loads Hydra
 
-    recipe = options.chosen(overrides, "recipe")
-    others = [override for override in overrides if _chooses(override) and not override.startswith("recipe=")]
-    if recipe not in options.options("recipe"):
-        return []
     try:
-        values: Any = asdict(load_config(recipe, *others))
+        values: Any = asdict(compose_run([override for override in overrides if _chooses(override)]))
     except CookbookError:
         return []
     for key in filter(None, parent.split(".")):

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 RESULTS_FILE = "optimization_results.yaml"
 
-
 PLUGINS = Path(__file__).parent / "plugins"
 """Holds a part of the namespace package `hydra_plugins`: Hydra accepts plugins from nowhere else."""
 
@@ -46,9 +45,9 @@ def register() -> None:
 class OptunaSweeper(Sweeper):
     """Runs trials whose settings Optuna's TPE sampler proposes (Bergstra et al., NeurIPS 2011).
 
-    `interval(a, b)` is a number in [a, b], and `int(interval(a, b))` an integer; `range(a, b, step)` is one of its numbers,
-    without b; `choice(a, b)` and `a,b` are one of the values. `tag(log, interval(a, b))` is searched on a logarithmic
-    scale. Every other override is the same for all trials.
+    `interval(a, b)` is a number in [a, b], and `int(interval(a, b))` an integer; `range(a, b, step)` is one of its
+    numbers, without b; `choice(a, b)` and `a,b` are one of the values. `tag(log, interval(a, b))` is searched on a
+    logarithmic scale. Every other override is the same for all trials.
 
     A run that fails or returns nothing is a failed trial. The others still run, and `sweep` raises at the end.
     """
@@ -82,6 +81,7 @@ class OptunaSweeper(Sweeper):
                 raise ConfigError(f"hydra.sweeper.{name}={count}: must be at least 1")
         if self.direction not in ("maximize", "minimize"):
             raise ConfigError(f"hydra.sweeper.direction={self.direction}: must be maximize or minimize")
+        self._optuna = _optuna()
         self.hydra_context, self.config = hydra_context, config
         self._loader = hydra_context.config_loader
         self._launcher = self.launcher = Plugins.instance().instantiate_launcher(
@@ -93,7 +93,7 @@ class OptunaSweeper(Sweeper):
         """Run the trials, print the best one and write all of them to RESULTS_FILE in the sweep's folder.
 
         Raises:
-            ConfigError: the package is missing, or a setting of the sweep is wrong.
+            ConfigError: there is nothing to search, or an override cannot be searched.
             Exception: that of the first run that failed, after the last run has ended.
         """
         parser = OverridesParser.create(config_loader=self._loader)
@@ -119,7 +119,7 @@ class OptunaSweeper(Sweeper):
             raise self._first_error
 
     def _study(self) -> Study:
-        optuna = _optuna()
+        optuna = self._optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(
             storage=self.storage, study_name=self.study_name, direction=self.direction, load_if_exists=True
