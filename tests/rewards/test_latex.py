@@ -97,13 +97,13 @@ def test_a_worker_killed_in_the_middle_is_an_error_and_the_next_call_starts_anot
     reward = MathVerify(timeout_s=30, workers=1)
     judge(reward, "5", "5")
     (worker,) = reward._workers
-    process, receive = worker._process, worker.receive
-    assert process is not None
+    assert worker._process is not None
+    receive, kill = worker.receive, worker._process.kill
     messages: list[dict] = []
 
     def receive_and_kill(timeout_s: float) -> dict:
         messages.append(receive(timeout_s))
-        process.kill()  # the gold answer is read, the completion hangs
+        kill()  # the gold answer is read, the completion hangs
         return messages[-1]
 
     with monkeypatch.context() as patch:

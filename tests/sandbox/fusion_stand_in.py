@@ -1,4 +1,4 @@
-"""A stand-in for SandboxFusion: a real socket and the real server's answers, but nothing runs, and it fails as it is told."""
+"""A stand-in for SandboxFusion: real sockets and the real server's answers. It runs nothing, and fails on request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ RETRYABLE: tuple[Fault, ...] = (
     "sandbox_error",
 )
 
-SLOW_S = 0.8
+SLOW_S = 1.0
+"""How long a slow answer takes."""
 
 RACE = "unable to perform operation on <WriteUnixTransport closed=True>; the handler is closed"
 
@@ -98,7 +99,6 @@ class StandIn(ThreadingHTTPServer):
         self.run_s = 0.0
         """How long each run takes."""
         self.requests: list[dict[str, Any]] = []
-        self.times: list[float] = []
         self.running = self.most_running = 0
         self.lock = threading.Lock()
         self.released = threading.Event()
@@ -111,7 +111,6 @@ class StandIn(ThreadingHTTPServer):
     def forget(self) -> None:
         """Count requests from here on."""
         self.requests.clear()
-        self.times.clear()
         self.most_running = 0
 
     def fail(self, *faults: Fault | None, then: Fault | None = None) -> None:
@@ -149,7 +148,6 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.stand_in
         with server.lock:
             server.requests.append(request)
-            server.times.append(time.monotonic())
             fault = None if request["code"] in server.probes else next(server.faults)
             server.running += 1
             server.most_running = max(server.most_running, server.running)

@@ -112,8 +112,9 @@ for process in others:
 import glob, os, resource, signal, socket
 def write(path):
     os.close(os.open(path, os.O_WRONLY))
-paths = ["/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory", "/dev/mem", "/dev/kmsg", "/etc/passwd"]
-paths += ["/dev/sda", "/dev/vda", "/dev/nvme0n1"] + glob.glob("/sys/fs/cgroup/**/cgroup.procs", recursive=True)[:500]
+paths = ["/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory", "/etc/passwd"]
+paths += ["/dev/mem", "/dev/kmsg", "/dev/sda", "/dev/vda", "/dev/nvme0n1"]
+paths += glob.glob("/sys/fs/cgroup/**/cgroup.procs", recursive=True)[:500]
 for path in paths:
     attempt(path, write, path)
 attempt("hostname", socket.sethostname, "MARKER")

@@ -20,7 +20,8 @@ MARKER = f"hostile{os.getpid()}"
 
 NAME_PROCESS: dict[Language, str] = {
     "python": f"import ctypes; ctypes.CDLL(None).prctl(15, b'{MARKER}')  # PR_SET_NAME\n",
-    "cpp": f'extern "C" int prctl(int, ...);\n__attribute__((constructor)) static void name_process() {{ prctl(15, "{MARKER}"); }}\n',
+    "cpp": 'extern "C" int prctl(int, ...);\n'
+    f'__attribute__((constructor)) static void name_process() {{ prctl(15, "{MARKER}"); }}\n',
 }
 
 ATTEMPT = """
@@ -51,7 +52,13 @@ class Hostile:
 
     @property
     def limits(self) -> Limits:
-        return LIMITS if self.status in ("timeout", "compile_error") else PATIENT
+        match self.status:
+            case "compile_error":
+                return LIMITS
+            case "timeout":
+                return replace(LIMITS, compile_s=PATIENT.compile_s)
+            case _:
+                return PATIENT
 
     def __post_init__(self) -> None:
         helper = ATTEMPT if "attempt(" in self.code else ""
@@ -241,7 +248,14 @@ for number in range(10 * 2**10):
     Hostile(
         "ten_gigabytes_in_cpp",
         "memory",
-        "int main() { for (;;) { volatile char* block = new char[1 << 20]; for (int i = 0; i < 1 << 20; i++) block[i] = 1; } }",
+        """
+int main() {
+    for (;;) {
+        volatile char* block = new char[1 << 20];
+        for (int i = 0; i < 1 << 20; i++) block[i] = 1;
+    }
+}
+""",
         "cpp",
     ),
     Hostile("recursion", "runtime_error", "def f(): f()\nf()"),
@@ -260,7 +274,8 @@ repr(Endless())
     Hostile(
         "stack_overflow",
         "memory",
-        "int f(int n) { volatile char page[4096]; page[n % 4096] = 1; return f(n + 1) + page[0]; }\nint main() { return f(0); }",
+        "int f(int n) { volatile char page[4096]; page[n % 4096] = 1; return f(n + 1) + page[0]; }\n"
+        "int main() { return f(0); }",
         "cpp",
     ),
     Hostile("deeply_nested_source", "runtime_error", "(" * 20_000),

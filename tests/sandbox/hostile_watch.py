@@ -1,12 +1,16 @@
-"""What the tests of hostile programs look at: a harmless program beside them, and what is left of them on the machine."""
+"""Checks for the tests of hostile programs: a harmless program beside them, and what is left of them on the machine."""
 
+import asyncio
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cookbook.core.errors import ConfigError
 from cookbook.sandbox.base import Limits, Sandbox
+from cookbook.sandbox.local import LocalSandbox
 from tests.sandbox.hostile_programs import MARKER
 
 REPOSITORY = Path(__file__).parents[2]
@@ -32,6 +36,29 @@ print(sum(map(int, input().split())), random.random())
 seen_random: set[str] = set()
 
 
+def linux_isolation() -> str | None:
+    """Why the programs cannot be contained on this machine; None where they can."""
+    if sys.platform != "linux":
+        return "the programs are written for Linux"
+    try:
+        sandbox = LocalSandbox(workers=1, require_isolation=True)
+    except ConfigError as error:
+        return str(error)
+    sandbox.close()
+    return None
+
+
+NO_ISOLATION = linux_isolation()
+
+
+def isolated_sandbox(workers: int) -> LocalSandbox:
+    sandbox = LocalSandbox(workers=workers, require_isolation=True)
+    # Never let the programs run where `kill(-1)` would reach this process.
+    result = asyncio.run(sandbox.run("import os; print(os.readlink('/proc/self/ns/pid'))", "python"))
+    assert result.status == "ok" and result.stdout.strip() != os.readlink("/proc/self/ns/pid"), result
+    return sandbox
+
+
 async def harmless_run(sandbox: Sandbox, number: int) -> None:
     """One run of the neighbour program, which must come out right."""
     result = await sandbox.run(NEIGHBOUR, "python", f"{number} 2 3", {"data.txt": "1"}, Limits(wall_s=20, cpu_s=10))
@@ -41,7 +68,7 @@ async def harmless_run(sandbox: Sandbox, number: int) -> None:
     seen_random.add(drawn)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     """Whether the condition came true in time. The kernel takes a moment to reap what was killed."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -1,4 +1,4 @@
-"""FusionSandbox against a stand-in server on a real socket, and against a running SandboxFusion where SANDBOX_FUSION_URL names one."""
+"""FusionSandbox against a stand-in server, and against a running SandboxFusion where SANDBOX_FUSION_URL names one."""
 
 import asyncio
 import base64
@@ -14,12 +14,12 @@ from typing import Any, get_args
 import pytest
 
 from cookbook.core.errors import ConfigError
+from cookbook.sandbox import fusion
 from cookbook.sandbox.base import ExecResult, Language, Limits
 from cookbook.sandbox.fusion import DEAF, ECHO, HELLO, FusionSandbox
 from tests.sandbox.fusion_stand_in import (
     RETRYABLE,
     SANDBOX_ERROR,
-    SLOW_S,
     Answer,
     Fault,
     StandIn,
@@ -128,7 +128,8 @@ def test_what_a_program_does_is_its_status_and_is_not_repeated(
 def test_a_failure_of_the_server_is_retried_and_then_is_an_infrastructure_error(
     fault: Fault, server: StandIn, connect: Connect
 ):
-    sandbox = connect(retries=2, request_timeout_margin_s=0.3)
+    # A request that gets an answer has 2 s for it, one that gets none costs the test as long.
+    sandbox = connect(retries=2, request_timeout_margin_s=1.8)
     server.fail(fault)
     assert run(sandbox, limits=Limits(wall_s=0.2)).status == "ok"
     assert len(server.requests) == 2
@@ -152,37 +153,50 @@ def test_a_refused_request_is_not_repeated_and_tells_why(server: StandIn, connec
 def test_a_slow_answer_within_the_limits_is_an_answer(server: StandIn, connect: Connect):
     sandbox = connect(retries=0, request_timeout_margin_s=0.5)
     server.fail(then="slow")
-    assert run(sandbox, limits=Limits(wall_s=SLOW_S)).status == "ok"
+    assert run(sandbox, limits=Limits(wall_s=20)).status == "ok"
     # Compiling has a limit of its own.
-    assert run(sandbox, language="cpp", limits=Limits(wall_s=0.01, compile_s=SLOW_S)).status == "ok"
+    assert run(sandbox, language="cpp", limits=Limits(wall_s=0.01, compile_s=20)).status == "ok"
     assert len(server.requests) == 2
-    assert run(sandbox, limits=Limits(wall_s=0.01, compile_s=SLOW_S)).status == "infrastructure_error"
+    assert run(sandbox, limits=Limits(wall_s=0.01, compile_s=20)).status == "infrastructure_error"
 
 
-def test_the_pauses_between_attempts_double(server: StandIn, connect: Connect):
-    sandbox = connect(retries=3, backoff_s=0.08)
+def test_the_pauses_between_attempts_double_up_to_a_limit(
+    server: StandIn, connect: Connect, monkeypatch: pytest.MonkeyPatch
+):
+    sandbox = connect(retries=3, backoff_s=1000.0)
     server.fail(then="500")
-    run(sandbox)
-    pauses = [later - earlier for earlier, later in zip(server.times, server.times[1:], strict=False)]
-    assert len(pauses) == 3
-    assert all(pause >= 0.08 * 2**number / 2 for number, pause in enumerate(pauses))
+    pauses: list[float | None] = []
+
+    class NoPause(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            return False
+
+    class Call(fusion._Call):
+        def __init__(self) -> None:
+            super().__init__()
+            self.abandoned = NoPause()
+
+    monkeypatch.setattr(fusion, "_Call", Call)
+    monkeypatch.setattr(fusion, "LONGEST_BACKOFF_S", 3000.0)
+    monkeypatch.setattr(fusion.random, "uniform", lambda low, high: low)
+    assert run(sandbox).status == "infrastructure_error"
+    assert pauses == [500.0, 1000.0, 1500.0]
 
 
 def test_no_more_runs_than_allowed_are_with_the_server_and_waiting_here_is_not_run_time(
     server: StandIn, connect: Connect
 ):
-    sandbox = connect(concurrency=3, retries=0, request_timeout_margin_s=0.8)
-    server.run_s = 0.05
+    sandbox = connect(concurrency=3, retries=0, request_timeout_margin_s=2.8)
+    # The last runs wait for 60 / 3 * 0.2 s, which is longer than the 3 s that a request may take.
+    server.run_s = 0.2
 
     async def all_at_once() -> list[ExecResult]:
         return await asyncio.gather(
             *(sandbox.run("program", "python", str(number), limits=Limits(wall_s=0.2)) for number in range(60))
         )
 
-    started = time.monotonic()
     results = asyncio.run(all_at_once())
-    # The last ones waited for longer than a request may take.
-    assert time.monotonic() - started >= 1.0
     assert [result.stdout for result in results] == [str(number) for number in range(60)]
     assert server.most_running == 3
 
@@ -195,7 +209,7 @@ def test_any_thread_and_any_event_loop_may_run_programs(server: StandIn, connect
 
 
 def test_closing_ends_runs_that_are_with_the_server_and_those_that_wait(server: StandIn, connect: Connect):
-    sandbox = connect(concurrency=1, request_timeout_margin_s=60)
+    sandbox = connect(concurrency=1, request_timeout_margin_s=3600)
     server.fail(then="silent")
 
     async def close_soon() -> list[ExecResult]:
@@ -203,16 +217,14 @@ def test_closing_ends_runs_that_are_with_the_server_and_those_that_wait(server: 
         while not server.requests:
             await asyncio.sleep(0.01)
         sandbox.close()
-        return await asyncio.gather(*runs)
+        return await asyncio.wait_for(asyncio.gather(*runs), timeout=60)
 
-    started = time.monotonic()
     assert [result.status for result in asyncio.run(close_soon())] == ["infrastructure_error"] * 3
-    assert time.monotonic() - started < 10
     assert len(server.requests) == 1
 
 
 def test_a_cancelled_run_gives_its_place_back(server: StandIn, connect: Connect):
-    sandbox = connect(concurrency=1, request_timeout_margin_s=60)
+    sandbox = connect(concurrency=1, request_timeout_margin_s=3600)
     server.fail("silent")
 
     async def cancel_one() -> ExecResult:
@@ -220,7 +232,7 @@ def test_a_cancelled_run_gives_its_place_back(server: StandIn, connect: Connect)
         while not server.requests:
             await asyncio.sleep(0.01)
         abandoned.cancel()
-        return await asyncio.wait_for(sandbox.run("program", "python", "next"), timeout=10)
+        return await asyncio.wait_for(sandbox.run("program", "python", "next"), timeout=60)
 
     assert asyncio.run(cancel_one()).stdout == "next"
 
@@ -234,7 +246,7 @@ def test_a_sandbox_that_is_collected_leaves_no_thread(server: StandIn):
     assert len(fusion_threads()) > before
     del sandbox
     gc.collect()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(fusion_threads()) > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(fusion_threads()) <= before
