@@ -1,7 +1,7 @@
-"""Where a run stands, on disk: `checkpoints.jsonl` in the run directory, one line per save.
+"""The checkpoints of a run: `checkpoints.jsonl` in its run directory, one line per checkpoint.
 
-A record is written only after the backend has made the save it names, so the last whole line is always a state that can
-be loaded. It stores the index of the NEXT step, never of the last one: resuming repeats nothing.
+A line is written only after the backend has saved the states that it names, so the last complete line can always be
+loaded. It stores the index of the NEXT step, not of the last one: resuming repeats no step.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from cookbook.core.errors import CheckpointError
 class Checkpoint:
     """One line of `checkpoints.jsonl`.
 
-    `states` has for each training client ("policy", "critic") the path that the backend's `save_state` returned; `loop_state`
-    is what the loop needs besides the weights (token counts, evaluations so far, seconds spent), as plain JSON.
+    `states` maps each training client ("policy", "critic") to the path that the backend's `save_state` returned.
+    `loop_state` is what the loop needs besides the weights (token counts, evaluations, seconds), as plain JSON.
     """
 
     next_step: int
@@ -37,10 +37,10 @@ class CheckpointLog:
         self._file = run_dir / "checkpoints.jsonl"
 
     def read(self) -> list[Checkpoint]:
-        """All whole records, oldest first. A last line cut short by a crash is no record.
+        """All checkpoints, oldest first. An incomplete last line, which a crash may leave, is ignored.
 
         Raises:
-            CheckpointError: a line in the middle is not a record.
+            CheckpointError: a complete line is not a checkpoint.
         """
         if not self._file.exists():
             return []
@@ -52,7 +52,7 @@ class CheckpointLog:
                 records.append(Checkpoint(**json.loads(line)))
             except (ValueError, TypeError) as error:
                 raise CheckpointError(
-                    f"{self._file}:{number}: not a checkpoint record ({error}); delete the line to go on without it"
+                    f"{self._file}:{number}: not a checkpoint ({error}); delete the line to continue without it"
                 ) from error
         return records
 
@@ -61,7 +61,7 @@ class CheckpointLog:
         return records[-1] if records else None
 
     def append(self, checkpoint: Checkpoint, keep: int) -> None:
-        """Add a record, then forget all but the newest `keep` and delete their saves where those are local folders."""
+        """Add a checkpoint and drop all but the newest `keep`. Local saves of dropped checkpoints are deleted."""
         records = [*self.read(), checkpoint]
         kept, dropped = records[-keep:], records[:-keep]
         temporary = self._file.with_suffix(".tmp")
@@ -72,7 +72,7 @@ class CheckpointLog:
             os.fsync(stream.fileno())
         temporary.replace(self._file)
         for path in _paths(dropped) - _paths(kept):
-            # A hosted service's saves have paths like tinker://...; those are the service's to keep.
+            # The saves of a hosted service have paths like tinker://...; the service manages them.
             if Path(path).is_dir():
                 shutil.rmtree(path)
 

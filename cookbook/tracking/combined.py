@@ -1,4 +1,4 @@
-"""One record of several runs in a row."""
+"""Combines the run directories of several consecutive runs into one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ HEADLINE = ("reward/mean", "nll/train", "eval/nll", "eval/accuracy", "accuracy/t
 
 
 def combine_runs(run_dir: Path, parts: Sequence[Path], summary: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Write into `run_dir` a `metrics.jsonl` with the lines of all parts, their steps counted on, and curves, report and summary.
+    """Write the metrics of all parts, with consecutive steps, and curves, report and summary into `run_dir`.
 
-    Every line says its part's folder as `stage`. `summary.json` is written last: where there is one, all is done.
+    Every line of `metrics.jsonl` names the folder of its part as `stage`. `summary.json` is written last: if it exists,
+    everything else is complete.
     """
     lines, offset = [], 0
     for part in parts:

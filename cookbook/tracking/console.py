@@ -1,4 +1,4 @@
-"""The console of a run: plain lines anywhere, and a progress bar below them where stdout is a terminal."""
+"""The console of a run: plain lines, and a progress bar below them if stdout is a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class RunConsole:
-    """Prints lines and appends the same lines to `path`. Text is never markup; control characters are shown, not obeyed."""
+    """Prints lines and appends them to `path`. Text is never markup; control characters are escaped."""
 
     def __init__(self, path: Path, total_steps: int, next_step: int) -> None:
         self._path = path

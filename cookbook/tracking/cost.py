@@ -1,4 +1,4 @@
-"""Tokens used, what they cost, and a cap during a run."""
+"""Token counts of a run, their cost, and the budget that stops it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class BudgetExceeded(CookbookError):
 
 @dataclass
 class TokenLedger:
-    """Token counts of a run, by what services charge for.
+    """Token counts of a run, in the categories that services charge for.
 
     `prefill`: prompt tokens of sampling requests, once per request whatever its `num_samples`.
-    `sampled`: tokens drawn. `trained`: input tokens of the datums passed to `forward` and `forward_backward`.
+    `sampled`: generated tokens. `trained`: input tokens of the datums passed to `forward` and `forward_backward`.
     """
 
     prefill: int = 0
@@ -45,17 +45,15 @@ class TokenLedger:
         """The inverse of `as_dict`, for resume. Raises CheckpointError unless `counts` has exactly its keys."""
         if set(counts) != {"prefill", "sampled", "trained"}:
             raise CheckpointError(
-                f"token ledger: a checkpoint must hold prefill, sampled and trained, not {sorted(counts)}; resume from another one"
+                f"token ledger: a checkpoint must hold prefill, sampled and trained, not {sorted(counts)}; "
+                "resume from another checkpoint"
             )
         return cls(**counts)
 
 
 @dataclass
 class Prices:
-    """The `prices` section of a configuration: US dollars per million tokens of each kind.
-
-    Zero where nothing is charged, as for the local backend.
-    """
+    """The `prices` section of a configuration: US dollars per million tokens. Zero for what is free."""
 
     prefill: float = 0.0
     sampled: float = 0.0
@@ -63,27 +61,26 @@ class Prices:
 
 
 def cost_usd(ledger: TokenLedger, prices: Prices) -> float:
-    """What the tokens of `ledger` cost, in US dollars."""
+    """The cost of the tokens in `ledger`, in US dollars."""
     charge = ledger.prefill * prices.prefill + ledger.sampled * prices.sampled + ledger.trained * prices.trained
     return charge / TOKENS_PER_PRICE
 
 
 @dataclass
 class Budget:
-    """The `budget` section of a configuration: the most that a run may use; None is no limit."""
+    """The `budget` section of a configuration: upper limits of a run; None is no limit."""
 
     max_usd: float | None = None
     max_tokens: int | None = None
 
     def check(self, ledger: TokenLedger, prices: Prices) -> None:
-        """Raises BudgetExceeded once either limit is passed. Reaching a limit exactly is allowed."""
+        """Raises BudgetExceeded if a limit is exceeded. Reaching a limit exactly is allowed."""
         cost = cost_usd(ledger, prices)
         if self.max_usd is not None and cost > self.max_usd:
-            raise BudgetExceeded(
-                f"budget.max_usd is {self.max_usd:g}, but this run comes to ${cost:.4g}; {BUDGET_REMEDY}"
-            )
+            raise BudgetExceeded(f"budget.max_usd is {self.max_usd:g}, but this run costs ${cost:.4g}; {BUDGET_REMEDY}")
         if self.max_tokens is not None and ledger.total > self.max_tokens:
             counts = f"{ledger.prefill:,} prefill, {ledger.sampled:,} sampled, {ledger.trained:,} trained"
             raise BudgetExceeded(
-                f"budget.max_tokens is {self.max_tokens:,}, but this run comes to {ledger.total:,} tokens ({counts}); {BUDGET_REMEDY}"
+                f"budget.max_tokens is {self.max_tokens:,}, but this run uses {ledger.total:,} tokens ({counts}); "
+                f"{BUDGET_REMEDY}"
             )

@@ -1,4 +1,4 @@
-"""Metrics sinks besides the run directory. Each is chosen by `logger=<name>` and built from conf/logger/<name>.yaml."""
+"""Loggers: sinks for metrics besides the run directory, chosen by `logger=<name>` (conf/logger/<name>.yaml)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ T = TypeVar("T")
 WandbMode = Literal["auto", "online", "offline"]
 
 COMPLETED = "completed"
-"""The `status` of a summary that counts as success."""
+"""The `status` of a successful run in its summary."""
 
 
 class Logger(Protocol):
-    """A metrics sink. Its life is: `check`, `start`, any number of `log`, `finish`."""
+    """A metrics sink. Calls come in this order: `check`, `start`, any number of `log`, `finish`."""
 
     def check(self) -> None:
-        """Called before compute is provisioned. Raises ConfigError if a package or a login is missing."""
+        """Called before any compute is started. Raises ConfigError if a package or a login is missing."""
         ...
 
     def start(self, run_dir: Path, config: Mapping[str, Any], next_step: int) -> str:
-        """Open the sink; `next_step` above 0 continues an earlier attempt. Returns a line for the console, or ""."""
+        """Open the sink; `next_step` above 0 continues an earlier run. Returns a line for the console, or ""."""
         ...
 
     def log(self, step: int, metrics: Metrics) -> None: ...
@@ -45,7 +45,7 @@ class Logger(Protocol):
 
 
 class NoLogger:
-    """No sink: the run directory is all there is."""
+    """No logger: the run directory is the only record."""
 
     def check(self) -> None:
         pass
@@ -61,10 +61,11 @@ class NoLogger:
 
 
 class WandbLogger:
-    """Weights & Biases. The run id is kept in `<run_dir>/wandb_run_id`, so that a resumed run continues the same W&B run.
+    """Weights & Biases. `<run_dir>/wandb_run_id` keeps the run id, so that a resumed run continues the same W&B run.
 
-    Mode "auto" obeys the variable WANDB_MODE where set; else it is online with a login (WANDB_API_KEY or a netrc entry)
-    and offline without one. An offline run lies in `<run_dir>/wandb` until `wandb sync` uploads it.
+    Mode "auto" follows the environment variable WANDB_MODE if it is set; otherwise it is online with a login
+    (WANDB_API_KEY or a netrc entry) and offline without one. An offline run stays in `<run_dir>/wandb` until
+    `wandb sync` uploads it.
     """
 
     def __init__(
@@ -90,11 +91,12 @@ class WandbLogger:
             raise ConfigError(f"logger.mode is {self._mode!r}; it must be auto, online or offline")
         if self.resolved_mode() == "online" and not wandb_login():
             raise ConfigError(
-                "logger.mode: W&B is online, but there is no login; run `wandb login`, set WANDB_API_KEY, or use logger.mode=offline"
+                "logger.mode: W&B is online, but there is no login; run `wandb login`, set WANDB_API_KEY, "
+                "or use logger.mode=offline"
             )
 
     def resolved_mode(self) -> Literal["online", "offline", "disabled"]:
-        """What "auto" comes to. Raises ConfigError for a WANDB_MODE that W&B does not know."""
+        """The mode that "auto" selects. Raises ConfigError for an unknown WANDB_MODE."""
         if self._mode != "auto":
             return self._mode
         match os.environ.get("WANDB_MODE"):
@@ -129,17 +131,18 @@ class WandbLogger:
                 resume="allow" if known_id and mode == "online" else None,
                 mode=mode,
                 config=dict(config),
-                # our console has its own log, and W&B's messages would run through the progress bar
+                # console.log has these lines already, and W&B's messages would break the progress bar.
                 settings=wandb.Settings(console="off", silent=True),
             )
         except wandb.Error as error:
             reason = str(error).strip().splitlines()
             raise ConfigError(
-                f"logger: W&B did not start ({reason[0] if reason else type(error).__name__}); run `wandb login` or use logger.mode=offline"
+                f"logger: W&B did not start ({reason[0] if reason else type(error).__name__}); "
+                "run `wandb login` or use logger.mode=offline"
             ) from error
         if mode != "disabled":
             id_path.write_text(self._run.id + "\n")
-        # Steps are a metric of ours, not W&B's counter: that one refuses steps which a resumed run logs again.
+        # The step is a metric of its own: W&B's counter refuses steps that a resumed run logs again.
         self._run.define_metric("*", step_metric="step")
         if mode == "online":
             return f"W&B: {self._run.url}"
@@ -157,7 +160,7 @@ class WandbLogger:
 
 
 class TensorBoardLogger:
-    """TensorBoard event files in `<run_dir>/tensorboard`. On resume, TensorBoard discards the events that are logged again."""
+    """TensorBoard event files in `<run_dir>/tensorboard`. TensorBoard discards events that a resumed run logs again."""
 
     def __init__(self) -> None:
         self._writer: SummaryWriter | None = None
@@ -186,7 +189,7 @@ class TensorBoardLogger:
 
 
 class TrackioLogger:
-    """Trackio, the local-first tracker of Hugging Face: a local database, or a Space where `space_id` names one.
+    """Trackio, the local-first tracker of Hugging Face: a local database, or the Space `space_id`.
 
     The Trackio run has the name of the run directory; a resumed run continues it.
     """
@@ -218,7 +221,7 @@ class TrackioLogger:
 
 
 def require_package(package: str, remedy: str) -> None:
-    """Raises ConfigError unless `package` is installed. A bare folder of that name, such as W&B's own `./wandb`, is no package."""
+    """Raises ConfigError unless `package` is installed. A folder without code, such as `./wandb`, does not count."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise ConfigError(f"logger: the package {package} is not installed; install it with: {remedy}")
@@ -231,7 +234,7 @@ def started(sink: T | None) -> T:
 
 
 def wandb_login() -> bool:
-    """Whether W&B would find credentials: in the environment, or in the netrc file for the host of WANDB_BASE_URL.
+    """Whether W&B finds credentials: in the environment, or in the netrc file for the host of WANDB_BASE_URL.
 
     Raises:
         ConfigError: the netrc file cannot be read.
@@ -246,10 +249,10 @@ def wandb_login() -> bool:
         return False
     except (netrc.NetrcParseError, OSError) as error:
         raise ConfigError(
-            f"logger: {path} cannot be read as a netrc file ({error}); mend it, or use logger.mode=offline"
+            f"logger: {path} cannot be read as a netrc file ({error}); fix it, or use logger.mode=offline"
         ) from error
 
 
 def indented_json(values: Mapping[str, Any]) -> str:
-    """JSON that Markdown shows as it is: every line indented by four spaces."""
+    """JSON as a Markdown code block: every line is indented by four spaces."""
     return "\n".join(f"    {line}" for line in json.dumps(values, indent=2, default=plain).splitlines())

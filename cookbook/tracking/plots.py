@@ -12,9 +12,9 @@ Curve = list[tuple[int, float]]
 
 
 def draw_curves(run_dir: Path, names: Sequence[str]) -> list[Path]:
-    """Draw the metrics `names` over training steps; those without values are left out.
+    """Draw the metrics `names` over training steps; metrics without values are skipped.
 
-    `reward/mean` goes into `reward.png`, `eval/accuracy` into `accuracy.png`; metrics of the same stem share a figure.
+    `reward/mean` goes to `reward.png`, `eval/accuracy` to `accuracy.png`; metrics with the same stem share a figure.
     """
     curves: dict[str, Curve] = {name: [] for name in names}
     for record in read_lines(run_dir / "metrics.jsonl"):

@@ -1,4 +1,4 @@
-"""Files that survive kill -9: appended lines, the cut a resumed run makes, atomic writes. And what must not get into them."""
+"""Reading and writing of the files in a run directory, safe against kill -9, and redaction of secrets."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ URL_SECRET = re.compile(
     r"(?<=://)[^/\s@]+(?=@)|(?<=[?&])([^=&\s]*(?:key|token|secret|passw|signature)[^=&\s]*=)[^&\s]+", re.IGNORECASE
 )
 SHORTEST_SECRET = 8
-"""Shorter values of secret environment variables are not looked for in text: they would hit ordinary words."""
+"""Shorter values of secret environment variables are not redacted in text: they would match ordinary words."""
 
 
 def write_atomically(path: Path, data: bytes | bytearray) -> None:
-    """Write a file so that a reader, or a run after a crash, sees all of the old content or all of the new."""
+    """Write a file so that readers see either all of the old content or all of the new, even after a crash."""
     unfinished = path.with_name(f".{path.name}.tmp")
     with unfinished.open("wb") as file:
         file.write(data)
@@ -38,7 +38,7 @@ def write_atomically(path: Path, data: bytes | bytearray) -> None:
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Append records to a jsonl file and wait until they are on disk, so that no checkpoint is ever ahead of its metrics."""
+    """Append records to a jsonl file and wait until they are on disk, so that no checkpoint precedes its metrics."""
     lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
     with path.open("ab") as file:
         file.write(lines.encode("ascii"))
@@ -47,10 +47,10 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a jsonl file, nothing where there is no file. Skips a half-written last line.
+    """The records of a jsonl file; none if it does not exist. Skips an incomplete last line.
 
     Raises:
-        CheckpointError: a line that is not a JSON object with an integer `step`.
+        CheckpointError: a line is not a JSON object with an integer `step`.
     """
     if path.exists():
         with path.open("rb") as file:
@@ -60,10 +60,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def cut(path: Path, next_step: int) -> None:
-    """Keep the lines of steps before `next_step`, byte for byte; drop later ones and a last line without its end. Atomic.
+    """Keep the lines of steps before `next_step` unchanged; drop later ones and an incomplete last line. Atomic.
 
     Raises:
-        CheckpointError: as `read_lines`.
+        CheckpointError: see `read_lines`.
     """
     if next_step == 0:
         path.unlink(missing_ok=True)
@@ -81,15 +81,15 @@ def parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
         record = json.loads(line)
     except ValueError as error:
         raise CheckpointError(
-            f"{path}: line {number} is not JSON ({error}); mend or delete the line, then resume"
+            f"{path}: line {number} is not JSON ({error}); fix or delete the line, then resume"
         ) from error
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        raise CheckpointError(f"{path}: line {number} has no integer `step`; mend or delete the line, then resume")
+        raise CheckpointError(f"{path}: line {number} has no integer `step`; fix or delete the line, then resume")
     return record
 
 
 def plain_number(value: SupportsFloat) -> int | float | None:
-    """A number as JSON can hold it: exact, numpy scalars unwrapped, and None for NaN and infinities."""
+    """A number that JSON can hold, without rounding: numpy scalars are unwrapped, NaN and infinities become None."""
     if isinstance(value, Integral):
         return int(value)
     number = float(value)
@@ -97,15 +97,15 @@ def plain_number(value: SupportsFloat) -> int | float | None:
 
 
 def plain(value: Any) -> int | float | str | None:
-    """For `json.dumps(default=...)`: numpy scalars as numbers, anything else, such as a path, as text."""
+    """For `json.dumps(default=...)`: numpy scalars as numbers, everything else, such as a path, as text."""
     return plain_number(value) if isinstance(value, Real) else str(value)
 
 
 def redact(value: Any) -> Any:
-    """A copy of a configuration as plain dicts and lists, with `***` for what looks like a secret.
+    """A copy of a configuration as plain dicts and lists, with `***` in place of secrets.
 
-    Secrets are: what stands under a key such as `api_key`, `password` or `hf_token` (but not `max_tokens` or `pad_token`),
-    credentials in URLs, and the value of any environment variable with such a name, wherever it appears.
+    Secrets are values under keys such as `api_key`, `password` or `hf_token` (but not `max_tokens` or `pad_token`),
+    credentials in URLs, and the values of environment variables with such names, wherever they appear.
     """
     if isinstance(value, Mapping):
         return {

@@ -1,4 +1,4 @@
-"""report.html: one self-contained page about a run. Every text from outside is escaped, and the page may load nothing."""
+"""The report of a run, `report.html`: one self-contained page. All text is escaped, and the page loads nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cookbook.tracking.records import plain, read_lines, write_atomically
 
 SAMPLES_SHOWN = 2
 LONGEST_TEXT = 4000
-"""Characters of a prompt or completion shown; rollouts.jsonl has all of them."""
+"""Characters shown of a prompt or completion; rollouts.jsonl has the full text."""
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -24,8 +24,10 @@ PAGE = """<!DOCTYPE html>
 <title>{title}</title>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }}
-table {{ border-collapse: collapse; }} th, td {{ text-align: left; padding: .2rem 1.5rem .2rem 0; border-bottom: 1px solid #ddd; }}
-pre {{ background: #f5f5f5; padding: .8rem; white-space: pre-wrap; overflow-wrap: anywhere; }} img {{ max-width: 100%; }}
+table {{ border-collapse: collapse; }}
+th, td {{ text-align: left; padding: .2rem 1.5rem .2rem 0; border-bottom: 1px solid #ddd; }}
+pre {{ background: #f5f5f5; padding: .8rem; white-space: pre-wrap; overflow-wrap: anywhere; }}
+img {{ max-width: 100%; }}
 </style>
 </head>
 <body>
@@ -40,7 +42,7 @@ pre {{ background: #f5f5f5; padding: .8rem; white-space: pre-wrap; overflow-wrap
 
 
 def write_report(run_dir: Path, summary: Mapping[str, Any], config: Mapping[str, Any], curves: Sequence[Path]) -> None:
-    """Write `report.html` from a summary, a configuration (both already redacted), PNG files, and `rollouts.jsonl`."""
+    """Write `report.html` from a summary and a configuration (both redacted), PNG files, and `rollouts.jsonl`."""
     page = PAGE.format(
         title=escape(f"{summary.get('recipe', run_dir.name)}: {summary.get('status', 'unknown')}"),
         summary="".join(
@@ -54,7 +56,7 @@ def write_report(run_dir: Path, summary: Mapping[str, Any], config: Mapping[str,
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names and shown values of nested mappings."""
+    """Dotted names and formatted values of nested mappings."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}.")
@@ -63,12 +65,12 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def curve_html(path: Path) -> str:
-    image = base64.b64encode(path.read_bytes()).decode("ascii")
-    return f'<h2>{escape(path.stem)}</h2><img alt="{escape(path.stem)} over training steps" src="data:image/png;base64,{image}">'
+    image, name = base64.b64encode(path.read_bytes()).decode("ascii"), escape(path.stem)
+    return f'<h2>{name}</h2><img alt="{name} over training steps" src="data:image/png;base64,{image}">'
 
 
 def rollouts_html(path: Path) -> str:
-    """The best and the worst trajectories of the last step, where the run has any."""
+    """The best and the worst trajectories of the last step; empty for a run without rollouts."""
     last: list[dict[str, Any]] = []
     for rollout in read_lines(path):
         if last and rollout["step"] != last[0]["step"]:
@@ -98,7 +100,8 @@ def rollout_html(rollout: Mapping[str, Any]) -> str:
             *(f"{name} {value}" for name, value in rollout["parts"].items()),
         ]
     )
-    return f"<p>{escape(facts)}</p><pre>{escape(shorten(rollout['prompt']))}</pre><pre>{escape(shorten(rollout['completion']))}</pre>"
+    texts = "".join(f"<pre>{escape(shorten(rollout[name]))}</pre>" for name in ("prompt", "completion"))
+    return f"<p>{escape(facts)}</p>{texts}"
 
 
 def shorten(text: str, longest: int = LONGEST_TEXT) -> str:

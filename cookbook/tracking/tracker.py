@@ -1,4 +1,4 @@
-"""The tracker: the one object a loop tells what happened."""
+"""The tracker: the object through which a loop records metrics, rollouts and the end of the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cookbook.tracking.records import append_lines, cut, plain, plain_number, re
 from cookbook.tracking.report import write_report
 
 CONSOLE_METRICS = ("kl/sample_train", "tokens/sampled", "tokens/trained")
-"""Shown on the line of a step after the headline, where the step has them; `time/step` ends the line."""
+"""Shown after the headline on the line of a step, if the step has them; `time/step` ends the line."""
 
 WHEN = {"before": "before training", "step": "after {step}/{total} steps", "after": "after training"}
 
@@ -27,20 +27,21 @@ class Tracker:
 
     A context manager: an exception that leaves the block before `finish` is recorded by `fail`.
 
-    The loop's order within step k is: evaluate if due (logged with step k), train, `log(k)`, checkpoint with next step k + 1.
-    A run that starts at `next_step` therefore keeps the lines of earlier steps, byte for byte, and writes the others again;
-    at 0 it starts both files afresh. `summary.json` of an earlier attempt is removed: where there is one, the run has ended.
+    The order within step k of a loop is: evaluate if due (logged with step k), train, `log(k)`, checkpoint with next
+    step k + 1. A run that starts at `next_step` therefore keeps the lines of earlier steps unchanged and writes the
+    others again; at 0 both files start empty. `summary.json` of an earlier run is removed: it exists only for runs that
+    have ended.
 
     Args:
-        run_dir: made where missing.
-        config: the resolved configuration; secrets are redacted before a logger or the report sees it.
+        run_dir: created if missing.
+        config: the resolved configuration; secrets are redacted before a logger or the report gets it.
         loggers: further sinks, started here.
         total_steps: the N of "step k/N".
-        headline: the metrics that lead a step's line and get a curve. `eval/accuracy` always gets one.
-        next_step: the 0-based index of the first step to come.
+        headline: metrics that come first on the line of a step and get a curve. `eval/accuracy` always gets a curve.
+        next_step: the 0-based index of the first step of this run.
 
     Raises:
-        CheckpointError: a line of an earlier attempt's file is damaged, other than a half-written last one.
+        CheckpointError: a complete line in a file of an earlier run is damaged.
         ConfigError: a logger cannot start.
     """
 
@@ -74,11 +75,11 @@ class Tracker:
         self._console.start_bar()
 
     def say(self, text: str) -> None:
-        """A line on the console and in `console.log`."""
+        """Print a line on the console and append it to `console.log`."""
         self._console.say(text)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """The metrics of one training step. Wall-clock values belong under `time/`, so that all others are reproducible."""
+        """Record the metrics of one training step. Only those under `time/` may depend on the clock."""
         self._record(step, metrics)
         self._steps_done = step + 1
         parts = [f"step {step + 1:>{len(str(self._total_steps))}}/{self._total_steps}"]
@@ -89,9 +90,10 @@ class Tracker:
         self._update_bar({name: metrics[name] for name in self._headline if name in metrics})
 
     def log_evaluation(self, when: Literal["before", "step", "after"], step: int, metrics: Metrics) -> None:
-        """The metrics of one evaluation, after `step` training steps; their names get `eval/` in front, those under `time/` stay.
+        """Record the metrics of an evaluation after `step` steps. Names except `time/...` get the prefix `eval/`.
 
-        The console shows the headline and what has no `/` in its name."""
+        The console shows the headline metrics and those without `/` in their names.
+        """
         self._record(
             step, {name if name.startswith("time/") else f"eval/{name}": value for name, value in metrics.items()}
         )
@@ -101,11 +103,11 @@ class Tracker:
         self._update_bar({f"held-out {name}": value for name, value in results.items() if name == "accuracy"})
 
     def log_rollouts(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        """A line of `rollouts.jsonl` for each trajectory of a step."""
+        """Append a line to `rollouts.jsonl` for each trajectory of a step."""
         append_lines(self._rollouts_path, rollout_records(step, groups))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """End the run: `summary.json` first, then curves, `report.html`, and the loggers. `status` "completed" is success."""
+        """End the run: write `summary.json`, curves and report, and end the loggers. `status` "completed" is success."""
         self._ended = True
         self._console.stop_bar()
         summary = redact(summary)
@@ -116,7 +118,10 @@ class Tracker:
             logger.finish(summary)
 
     def fail(self, error: BaseException, summary: Mapping[str, Any] | None = None) -> None:
-        """End the run as `finish` does, with status "failed", or "interrupted" for Ctrl-C, and the error; `summary` is what is known."""
+        """End the run like `finish`, with the error and status "failed", or "interrupted" for Ctrl-C.
+
+        `summary` holds what is known about the run so far.
+        """
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         self.finish(
             {
@@ -162,7 +167,7 @@ def rollout_records(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[di
 
 
 def rollout_record(step: int, example: Example, sample: int, trajectory: Trajectory) -> dict[str, Any]:
-    """One trajectory. With several turns, `completion` joins them, `parts` are sums, and `turns` holds each by itself."""
+    """One trajectory. With several turns, `completion` joins them, `parts` are sums, and `turns` has each turn."""
     turns = [turn_record(transition) for transition in trajectory.transitions]
     parts: Metrics = {}
     for transition in trajectory.transitions:
@@ -196,7 +201,7 @@ def turn_record(transition: Transition) -> dict[str, Any]:
 
 
 def details(transition: Transition) -> dict[str, Any]:
-    """What a reward had to say beyond its score, such as the status of every test."""
+    """The details that a reward gave besides its value, such as the status of every test."""
     return {"details": dict(transition.reward.details)} if transition.reward.details else {}
 
 

@@ -1,3 +1,5 @@
+"""The checkpoint log of a run."""
+
 import pytest
 
 from cookbook.core.errors import CheckpointError
@@ -18,7 +20,7 @@ def test_latest_is_what_was_appended_last(tmp_path):
     assert log.latest() == Checkpoint(10, {"policy": str(tmp_path / "step-10")}, {"tokens": 10})
 
 
-def test_keep_forgets_old_saves_and_deletes_their_folders(tmp_path):
+def test_old_saves_are_dropped_and_their_folders_deleted(tmp_path):
     log = CheckpointLog(tmp_path)
     for step in (5, 10, 15):
         log.append(save(tmp_path, step), keep=2)
@@ -35,7 +37,7 @@ def test_a_save_named_twice_is_not_deleted_with_its_older_record(tmp_path):
     assert (tmp_path / "step-5").exists()
 
 
-def test_a_line_cut_short_is_no_record(tmp_path):
+def test_an_incomplete_last_line_is_ignored(tmp_path):
     log = CheckpointLog(tmp_path)
     log.append(save(tmp_path, 5), keep=2)
     with (tmp_path / "checkpoints.jsonl").open("a") as stream:

@@ -1,3 +1,5 @@
+"""Token ledger, cost and budget."""
+
 import pytest
 
 from cookbook.core.errors import CheckpointError
@@ -28,8 +30,8 @@ def test_budget_allows_its_limit_and_nothing_beyond():
     Budget(max_tokens=60, max_usd=cost_usd(ledger, PRICES)).check(ledger, PRICES)
     with pytest.raises(
         BudgetExceeded,
-        match=r"budget\.max_tokens is 59, but this run comes to 60 tokens \(10 prefill, 20 sampled, 30 trained\)",
+        match=r"budget\.max_tokens is 59, but this run uses 60 tokens \(10 prefill, 20 sampled, 30 trained\)",
     ):
         Budget(max_tokens=59).check(ledger, PRICES)
-    with pytest.raises(BudgetExceeded, match=r"budget\.max_usd is 0\.0001, but this run comes to \$0\.00022"):
+    with pytest.raises(BudgetExceeded, match=r"budget\.max_usd is 0\.0001, but this run costs \$0\.00022"):
         Budget(max_usd=0.0001).check(ledger, PRICES)

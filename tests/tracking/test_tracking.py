@@ -1,3 +1,5 @@
+"""The tracker, its files and report, redaction, and the loggers."""
+
 from __future__ import annotations
 
 import io
@@ -23,7 +25,8 @@ from cookbook.tracking.loggers import require_package
 from cookbook.tracking.records import append_lines, cut
 
 STEPS = 5
-HOSTILE = "<script src='http://evil.example/x.js'></script><img src=x onerror=alert(1)> & [/bold] \x1b[31m \u2028 {braces} \ud800"
+SCRIPT = "<script src='http://evil.example/x.js'></script>"
+HOSTILE = SCRIPT + "<img src=x onerror=alert(1)> & [/bold] \x1b[31m \u2028 {braces} \ud800"
 
 
 def group(step: int, text: str = "so it is", rewards: tuple[float, ...] = (1.0, 0.25)) -> TrajectoryGroup:
@@ -135,7 +138,8 @@ def test_rollout_lines_hold_the_trajectory(tmp_path: Path):
     )
     single, several = lines(tmp_path / "rollouts.jsonl")
     assert single == {
-        "step": 3, "example": "id-3", "sample": 0, "prompt": "question 3 so it is", "answer": "so it is", "completion": "so it is #0",
+        "step": 3, "example": "id-3", "sample": 0,
+        "prompt": "question 3 so it is", "answer": "so it is", "completion": "so it is #0",
         "reward": 0.25, "parts": {"format": 0.125}, "status": "partial", "stop_reason": "eos", "tokens": 3,
     }  # fmt: skip
     assert several["reward"] is None and several["status"] == "error" and several["stop_reason"] == "length"
@@ -143,25 +147,7 @@ def test_rollout_lines_hold_the_trajectory(tmp_path: Path):
     assert [turn["completion"] for turn in several["turns"]] == ["call", ""]
 
 
-OWN_TAGS = {
-    "html",
-    "head",
-    "meta",
-    "title",
-    "style",
-    "body",
-    "h1",
-    "h2",
-    "table",
-    "tr",
-    "th",
-    "td",
-    "img",
-    "p",
-    "pre",
-    "details",
-    "summary",
-}
+OWN_TAGS = "html head meta title style body h1 h2 table tr th td img p pre details summary"
 
 
 class Page(HTMLParser):
@@ -194,10 +180,10 @@ def test_end_of_run_leaves_summary_curves_and_a_harmless_report(tmp_path: Path):
         assert image.shape[:2] == (480, 840) and image.std() > 0.01
 
     page = Page((tmp_path / "report.html").read_text())
-    assert {tag for tag, _ in page.tags} == OWN_TAGS, "a tag came from user text"
+    assert {tag for tag, _ in page.tags} == {*OWN_TAGS.split()}, "a tag came from user text"
     assert all(str(attrs["src"]).startswith("data:image/png;base64,") for tag, attrs in page.tags if tag == "img")
     assert not any(name.startswith("on") or name == "href" for _, attrs in page.tags for name in attrs)
-    assert page.text.count("<script src='http://evil.example/x.js'></script>") >= 10
+    assert page.text.count(SCRIPT) >= 10
     assert "sk-do-not-show" not in page.text
     shown = [index for index in range(5) if f"#{index}" in page.text]
     assert shown == [0, 1, 2, 4], "the two best (1, 4) and the two worst (0, 2) of the last step"
@@ -249,7 +235,7 @@ def test_secrets_are_redacted_and_ordinary_keys_are_not(monkeypatch: pytest.Monk
         "api_key": None,
     }
     assert redact(OmegaConf.create(ordinary)) == ordinary
-    names = "api_key OPENAI_API_KEY hf_token token password client_secret accessToken aws_secret_access_key Authorization secretKey"
+    names = "api_key OPENAI_API_KEY hf_token token password client_secret accessToken Authorization secretKey"
     secret: dict[str, object] = {name: "a" for name in names.split()}
     secret |= {"private_key": {"nested": "a"}, "pass_phrase_credentials": ["a"], "auth": 1}
     assert set(redact(secret).values()) == {"***"}
@@ -261,7 +247,7 @@ def test_secrets_are_redacted_and_ordinary_keys_are_not(monkeypatch: pytest.Monk
     }
 
 
-def test_console_says_the_run_in_plain_lines(
+def test_the_console_shows_the_run_in_plain_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("MY_PASSWORD", "hunter2hunter2")
