@@ -9,26 +9,33 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from cookbook.cli.build import build
-from cookbook.cli.compose import compose_recipe
+from cookbook.cli.build import build, check
+from cookbook.cli.compose import compose_run
+from cookbook.cli.run_dir import read_summary
+from cookbook.cli.schema import PipelineConfig, StageConfig
 from cookbook.core.errors import CheckpointError
-from cookbook.loops.common import CommonParts
-from cookbook.loops.config import PipelineConfig, RunConfig, StageConfig
+from cookbook.loops.common import CommonComponents
+from cookbook.loops.config import RunConfig
 from cookbook.tracking import combine_runs
 from cookbook.tracking.checkpoints import CheckpointLog
 
+SHARED_GROUPS = ("model", "backend", "logger")
+"""Groups whose option is that of the pipeline in every stage."""
 
-class Parts(CommonParts):
+
+class Components(CommonComponents):
     """What this loop is built from: the service that all stages share, and a logger for each."""
 
 
-def run(config: RunConfig, parts: Parts) -> None:
+def run(config: RunConfig, components: Components) -> float | None:
     """Run every stage that has not finished, then write one summary, one `metrics.jsonl` and one report over all of them.
+
+    Returns the headline metric of the last stage; None where an earlier call has finished it.
 
     Raises:
         CookbookError: whatever a stage raises; what the finished ones left stays, and resuming goes on with the stage that failed.
@@ -37,40 +44,46 @@ def run(config: RunConfig, parts: Parts) -> None:
     started = time.monotonic()
     summaries: dict[str, Mapping[str, Any]] = {}
     folders: list[Path] = []
-    start_from = config.start_from
+    start_from, metric = config.start_from, None
 
-    for number, (name, stage) in enumerate(pipeline.stages.items(), start=1):
-        folder = Path(config.run_dir) / f"{number}-{name}"
-        # 1. The stage's recipe, with what the pipeline shares, beginning where the last stage ended.
-        stage_config = _configure(config, stage, folder, start_from)
+    # 1. The recipe of every stage, with what the pipeline shares. All of them are checked before the first one runs.
+    stages = {
+        name: _configure(config, stage, Path(config.run_dir) / f"{number}-{name}")
+        for number, (name, stage) in enumerate(pipeline.stages.items(), start=1)
+    }
+    for stage in stages.values():
+        check(stage, components.service.capabilities)
 
-        # 2. Train, unless an earlier attempt has finished this stage.
-        if _summary(folder).get("status") != "completed":
+    for number, (name, stage) in enumerate(stages.items(), start=1):
+        folder = Path(stage.run_dir)
+        # 2. Train from where the last stage ended, unless an earlier attempt has finished this one.
+        if read_summary(folder).get("status") != "completed":
             folder.mkdir(parents=True, exist_ok=True)
-            print(f"stage {number}/{len(pipeline.stages)}: {name} ({stage.recipe})", flush=True)
-            loop, stage_parts = build(stage_config, parts.service)
-            loop(stage_config, stage_parts)
+            print(f"stage {number}/{len(stages)}: {name} ({stage.recipe})", flush=True)
+            stage = replace(stage, start_from=start_from)
+            loop, stage_components = build(stage, components.service)
+            metric = loop(stage, stage_components)
 
         # 3. Hand on the weights.
-        summaries[name] = _summary(folder)
+        summaries[name] = read_summary(folder)
         folders.append(folder)
         start_from = _final_weights(folder)
 
     combine_runs(
         Path(config.run_dir), folders, _combined(config, summaries, time.monotonic() - started), asdict(config)
     )
+    return metric
 
 
-def _configure(config: RunConfig, stage: StageConfig, folder: Path, start_from: str | None) -> RunConfig:
-    composed = compose_recipe(stage.recipe, config.scale, stage.groups, stage.settings)
+def _configure(config: RunConfig, stage: StageConfig, folder: Path) -> RunConfig:
+    groups = [f"{group}={option}" for group, option in stage.groups.items()]
+    settings = [f"{key}={json.dumps(value)}" for key, value in _leaves(stage.settings)]
+    composed = compose_run([f"recipe={stage.recipe}", *groups, *settings, f"run_dir={json.dumps(str(folder))}"])
+    shared = {group: config.choices[group] for group in SHARED_GROUPS if group in config.choices}
     return replace(
         composed,
-        recipe=stage.recipe,
-        choices={**config.choices, **stage.groups},
-        scale=config.scale,
+        choices={**composed.choices, **shared},
         seed=config.seed,
-        run_dir=str(folder),
-        start_from=start_from,
         model=config.model,
         lora=config.lora,
         backend=config.backend,
@@ -80,9 +93,12 @@ def _configure(config: RunConfig, stage: StageConfig, folder: Path, start_from: 
     )
 
 
-def _summary(folder: Path) -> dict[str, Any]:
-    file = folder / "summary.json"
-    return json.loads(file.read_text()) if file.exists() else {}
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _final_weights(folder: Path) -> str:
@@ -101,7 +117,6 @@ def _combined(config: RunConfig, summaries: Mapping[str, Mapping[str, Any]], wal
     return {
         "status": "completed",
         "recipe": config.recipe,
-        "scale": config.scale,
         "seed": config.seed,
         "backend": config.choices.get("backend", config.backend["_target_"]),
         "model": config.model.base_model,

@@ -1,0 +1,119 @@
+"""One run: its folder, its first lines, the loop. What Hydra calls for each configuration, and what programs call."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from cookbook.cli import folders, run_dir, sweep
+from cookbook.cli.build import build
+from cookbook.cli.compose import to_run_config
+from cookbook.cli.options import chosen, size_name, sizes
+from cookbook.cli.report import one_line
+from cookbook.cli.sweep import Outcome
+from cookbook.core import notices
+from cookbook.core.errors import CookbookError
+from cookbook.loops.config import RunConfig
+
+
+class JobFailed(CookbookError):
+    """A job failed. The message is all there is, so that it passes from any process to any other."""
+
+
+def run_job(config: DictConfig) -> float | None:
+    """What Hydra calls, perhaps in another process, for each configuration: run it.
+
+    Returns the headline metric, which a sweeper may optimize.
+
+    Raises:
+        JobFailed: whatever went wrong. In a sweep the other jobs still run, and the outcome is in the job's folder.
+    """
+    info = HydraConfig.get()
+    folders.use(folders.from_searchpath(info.searchpath))
+    overrides: list[str] = OmegaConf.to_container(info.overrides.task, resolve=False)  # pyright: ignore[reportAssignmentType]
+    in_sweep = info.mode == RunMode.MULTIRUN
+    settings = sweep.job_settings(overrides)
+    folder = None
+    try:
+        if in_sweep:
+            print(f"job {info.job.num + 1}: {' '.join(settings)}", flush=True)
+        folder = _choose_folder(config, overrides, in_sweep)
+        config.run_dir = str(folder)
+        run = to_run_config(config, info.runtime.choices)
+        skipped = run_dir.is_finished(run)
+        metric = execute(run)
+        if in_sweep:
+            before = sweep.read_outcome(folder) if skipped else None
+            outcome = before or Outcome(settings, str(folder), "completed", metric)
+            outcome.write(folder)
+            replace(outcome, status="skipped" if skipped else "completed").write(Path(info.runtime.output_dir))
+            return outcome.metric
+        return metric
+    except KeyboardInterrupt:
+        alone = folder is not None and not in_sweep
+        again = f"repeat the command with run_dir={folder} resume=auto" if alone else "repeat the command"
+        raise KeyboardInterrupt(f"; to continue, {again}") from None
+    except Exception as error:
+        if config.get("debug") is True or info.verbose is True:
+            traceback.print_exception(error)
+        message = one_line(error)
+        if in_sweep:
+            print(f"job {info.job.num + 1} failed: {message}", flush=True)
+            outcome = Outcome(settings, str(folder) if folder else None, "failed", error=message)
+            for place in (folder, Path(info.runtime.output_dir)):
+                if place is not None:
+                    outcome.write(place)
+        raise JobFailed(message) from error
+
+
+def execute(config: RunConfig) -> float | None:
+    """Train, unless the run in `config.run_dir` has completed: then nothing is left to do. Returns the headline metric.
+
+    Raises:
+        CookbookError: what `build` or the loop raises.
+    """
+    if run_dir.is_finished(config):
+        print(f"{config.run_dir}: this run has completed; nothing to do")
+        return None
+    with notices.collected() as said:
+        loop, components = build(config)
+    try:
+        next_step = run_dir.claim(config)
+        _announce(config, next_step, said)
+        return loop(config, components)
+    finally:
+        components.service.stop()
+
+
+def _choose_folder(config: DictConfig, overrides: Sequence[str], in_sweep: bool) -> Path:
+    given = chosen(overrides, "run_dir") is not None
+    if not in_sweep:
+        return run_dir.choose(Path(config.run_dir), given, config.resume).absolute()
+    # Where run_dir is not given, the folder of the recipe tells recipes apart.
+    settings = [entry for entry in sweep.job_settings(overrides) if given or not entry.startswith("recipe=")]
+    parent = Path(config.run_dir) if given else Path(config.run_dir).parent / "sweep"
+    resume = chosen(overrides, "resume") or "auto"
+    return run_dir.choose(parent / sweep.job_name(settings), True, resume).absolute()
+
+
+def _announce(config: RunConfig, next_step: int, said: Sequence[str]) -> None:
+    """The first lines of a run, on the console and in its log."""
+    choices = config.choices
+    others = [recipe for recipe in sizes(config.recipe) if recipe != config.recipe]
+    lines = [
+        f"recipe {config.recipe} at {size_name(config.recipe)} size"
+        + (f" (others: {', '.join(others)})" if others else ""),
+        f"backend {choices['backend']}, model {config.model.base_model}, dataset {choices.get('dataset', 'of each stage')}, "
+        f"seed {config.seed}",
+        *said,
+        f"{f'continuing at step {next_step + 1}' if next_step else 'writing'} in {config.run_dir}",
+    ]
+    print("\n".join(lines), flush=True)
+    with Path(config.run_dir, "console.log").open("a", encoding="utf-8") as log:
+        log.writelines(f"{line}\n" for line in lines)
