@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from cookbook.core.callables import one_line
 from cookbook.core.errors import ConfigError
 from cookbook.tracking import write_atomically
 
@@ -59,7 +60,7 @@ class OptunaSweeper(Sweeper):
         direction: str,
         seed: int | None,
         storage: str | None,
-        study_name: str | None,
+        study_name: str,
         params: dict[str, Any],
     ) -> None:
         """
@@ -110,7 +111,7 @@ class OptunaSweeper(Sweeper):
         study = self._study()
         launched, remaining = 0, self.n_trials - len(_completed(study))
         while remaining > 0:
-            trials = [study.ask(space) for _ in range(min(self.n_jobs, remaining))]
+            trials = self._propose(study, space, min(self.n_jobs, remaining))
             launched += self._launch(study, trials, fixed, launched)
             remaining -= len(trials)
         if _completed(study):
@@ -121,13 +122,28 @@ class OptunaSweeper(Sweeper):
     def _study(self) -> Study:
         optuna = self._optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = optuna.create_study(
-            storage=self.storage, study_name=self.study_name, direction=self.direction, load_if_exists=True
-        )
+        try:
+            study = optuna.create_study(
+                storage=self.storage, study_name=self.study_name, direction=self.direction, load_if_exists=True
+            )
+        except Exception as error:  # which one depends on the database
+            raise ConfigError(
+                f"hydra.sweeper.storage={self.storage}: cannot be used ({one_line(str(error))}); "
+                "give a URL such as sqlite:///study.db"
+            ) from error
         # A continued study must not propose its first values again.
         seed = None if self.seed is None else self.seed + len(study.trials)
         study.sampler = optuna.samplers.TPESampler(seed=seed)
         return study
+
+    def _propose(self, study: Study, space: Mapping[str, BaseDistribution], number: int) -> list[Trial]:
+        try:
+            return [study.ask(dict(space)) for _ in range(number)]
+        except ValueError as error:
+            raise ConfigError(
+                f"hydra.sweeper.study_name={self.study_name}: holds trials of another search ({one_line(str(error))}); "
+                "choose another name"
+            ) from error
 
     def _launch(self, study: Study, trials: Sequence[Trial], fixed: Sequence[str], launched: int) -> int:
         """Run a batch of trials and tell the study. Returns the number of jobs: equal trials share one."""

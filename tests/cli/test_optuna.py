@@ -72,6 +72,14 @@ def test_numbers_of_a_range_and_integers(cli: CommandLine, tmp_path: Path):
     assert {values["seed"] for values in settings} <= {"1", "2", "3"}
 
 
+def test_another_search_needs_another_study(cli: CommandLine, tmp_path: Path):
+    kept = (*SEARCH, "hydra.sweeper.n_trials=2", f"hydra.sweeper.storage=sqlite:///{tmp_path}/study.db")
+    assert cli(*kept, "hydra.sweeper.n_trials=1").status == 0
+    line = cli(*kept, "loop.group_size=choice(2,3)").line()
+    assert "hydra.sweeper.study_name=cookbook: holds trials of another search" in line
+    assert cli(*kept, "loop.group_size=choice(2,3)", "hydra.sweeper.study_name=another").status == 0
+
+
 @pytest.mark.slow
 def test_trials_in_parallel_processes(cli: CommandLine, tmp_path: Path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
@@ -96,6 +104,7 @@ def test_trials_in_parallel_processes(cli: CommandLine, tmp_path: Path):
             "optim.learning_rate=tag(log,interval(0,1)): cannot be searched",
         ),
         (["optim.learning_rate=1e-3", "loop.group_size=2"], "there is nothing to search"),
+        (["hydra.sweeper.storage=study.db"], "hydra.sweeper.storage=study.db: cannot be used"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], expected: str, cli: CommandLine):
