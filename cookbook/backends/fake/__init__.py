@@ -1,4 +1,4 @@
-"""A deterministic backend that needs no torch: a tiny bigram model that truly learns and truly samples, for driving loops in tests."""
+"""The fake backend: a tiny deterministic bigram model that learns and samples, without torch."""
 
 from cookbook.backends.fake.clients import (
     FAKE_CAPABILITIES,

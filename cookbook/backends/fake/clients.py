@@ -1,17 +1,16 @@
-"""A deterministic backend that needs no torch: a tiny bigram model that truly learns and truly samples, for driving loops in tests.
+"""The service and the clients of the fake backend.
 
-Operations run when they are called, so a future is always done; errors still arrive through the future, as on any backend.
+Operations run when they are called, so a future is always done; errors arrive through the future, as on any backend.
 Rank and alpha are recorded in saved states but change nothing: every session trains the whole table.
 """
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
+from cookbook.backends.fake.arguments import check_tokens, flatten, split, suggest
 from cookbook.backends.fake.critic import value_loss
 from cookbook.backends.fake.model import (
     LOSSES,
@@ -31,7 +31,7 @@ from cookbook.backends.fake.model import (
     target_logprobs,
 )
 from cookbook.backends.fake.state import SessionSettings, read_state, write_state
-from cookbook.backends.fake.tokenizer import VOCABULARY_SIZE, build_tokenizer
+from cookbook.backends.fake.tokenizer import build_tokenizer
 from cookbook.core.clients import APIFuture, Capabilities, CustomLoss, LossConfig
 from cookbook.core.errors import BackendError, CapabilityError, CheckpointError, ConfigError, DataError
 from cookbook.core.types import (
@@ -67,8 +67,8 @@ class FakeService:
     """`ServiceClient` of the fake backend. Any `base_model` name is accepted and names its own fixed base weights.
 
     Args:
-        state_dir: where states are saved; None means a temporary folder that `stop()` deletes.
-        capabilities: what this service claims, and limits itself to. Narrow it to test how a recipe meets a lesser backend.
+        state_dir: where states are saved; None is a temporary folder that `stop()` deletes.
+        capabilities: what this service claims, and limits itself to. Reduce them to test a recipe on a lesser backend.
 
     Raises:
         ConfigError: `capabilities` claims something that the fake cannot do.
@@ -142,7 +142,7 @@ class FakeService:
             raise BackendError(f"{operation}: this service was stopped; make a new one")
 
     def next_request(self) -> int:
-        """The number of a request without a seed: its seed, so that the fake replays exactly all the same."""
+        """The number of a request without a seed, which serves as its seed, so that a run still replays exactly."""
         return next(self._unseeded_requests)
 
     def state_path(self, kind: str, name: str) -> Path:
@@ -232,31 +232,32 @@ class FakeTrainingClient:
             return value_loss(self._weights, data, loss_fn, loss_fn_config, backward)
         supported = self._service.capabilities.losses
         if loss_fn not in supported:
-            raise CapabilityError(f"loss_fn {loss_fn!r} is not built into this backend; {_suggest(loss_fn, supported)}")
+            raise CapabilityError(f"loss_fn {loss_fn!r} is not built into this backend; {suggest(loss_fn, supported)}")
         loss = LOSSES[loss_fn]
         config = {**loss.config, **({"temperature": 1.0} if self._service.capabilities.loss_temperature else {})}
         for key in loss_fn_config or {}:
             if key not in config:
-                raise ConfigError(f"loss_fn_config of {loss_fn!r} has no key {key!r}; {_suggest(key, config)}")
+                raise ConfigError(f"loss_fn_config of {loss_fn!r} has no key {key!r}; {suggest(key, config)}")
         config |= loss_fn_config or {}
         temperature = config.get("temperature", 1.0)
         if not temperature > 0:
             raise ConfigError(f"loss_fn_config of {loss_fn!r}: temperature is {temperature}; it must be above 0")
         check_soft_targets(data, loss_fn, accepted=loss_fn == "cross_entropy")
-        previous, inputs = _flatten(data, loss_fn, loss.inputs)
+        previous, inputs = flatten(data, loss_fn, loss.inputs)
         targets = inputs["target_tokens"]
         logits = self._logits
         logprobs = target_logprobs(logits, previous, targets, temperature)
-        counted = inputs["weights"] != 0  # a masked position must not matter, not even by an overflow
+        counted = inputs["weights"] != 0  # a masked position must have no effect, not even by an overflow
         values, slopes = loss.terms(logprobs[counted], {key: array[counted] for key, array in inputs.items()}, config)
         if backward:
             self._weights.gradient += logits_gradient(logits, previous[counted], targets[counted], slopes, temperature)
-        return ForwardBackwardOutput(_split(logprobs, data), {"loss:sum": float(values.sum())})
+        return ForwardBackwardOutput(split(logprobs, data), {"loss:sum": float(values.sum())})
 
     def _run_custom_loss(self, data: Sequence[Datum], loss_fn: CustomLoss) -> ForwardBackwardOutput:
         if not self._service.capabilities.custom_loss:
             raise CapabilityError(
-                f"forward_backward_custom is not available on this backend; {_suggest('', self._service.capabilities.losses)}"
+                "forward_backward_custom is not available on this backend; "
+                f"{suggest('', self._service.capabilities.losses)}"
             )
         # Here, because nothing else in this backend needs torch.
         import torch
@@ -264,9 +265,9 @@ class FakeTrainingClient:
         from cookbook.losses.custom import differentiate
 
         check_soft_targets(data, "custom", accepted=True)
-        previous, inputs = _flatten(data, "custom", ("target_tokens",))
+        previous, inputs = flatten(data, "custom", ("target_tokens",))
         targets = inputs["target_tokens"]
-        outputs = _split(target_logprobs(self._logits, previous, targets), data)
+        outputs = split(target_logprobs(self._logits, previous, targets), data)
         tensors = [torch.from_numpy(output["logprobs"].copy()).requires_grad_() for output in outputs]
         gradients, metrics = differentiate(loss_fn, data, tensors)
         slopes = np.concatenate([gradient.numpy().ravel() for gradient in gradients]).astype(np.float64)
@@ -282,14 +283,15 @@ class FakeTrainingClient:
         settings, weights = read_state(path, with_optimizer)
         if (settings.base_model, settings.rank) != (self._settings.base_model, self._settings.rank):
             raise CheckpointError(
-                f"{path}: saved from base model {settings.base_model!r} with rank {settings.rank}, but this session has "
-                f"{self._settings.base_model!r} with rank {self._settings.rank}; use create_training_client_from_state"
+                f"{path}: saved from base model {settings.base_model!r} with rank {settings.rank}, but this session "
+                f"has {self._settings.base_model!r} with rank {self._settings.rank}; "
+                "use create_training_client_from_state"
             )
         self._weights = weights
 
 
 class FakeSamplingClient:
-    """`SamplingClient` of the fake backend, pinned to one table of logits. Made by `FakeService` and `FakeTrainingClient`."""
+    """`SamplingClient` of the fake backend, pinned to one table of logits."""
 
     def __init__(self, service: FakeService, logits: np.ndarray) -> None:
         self._service = service
@@ -321,7 +323,7 @@ class FakeSamplingClient:
         self, prompt: ModelInput, num_samples: int, params: SamplingParams, include_logprobs: bool, top_k: int
     ) -> SampleResponse:
         capabilities = self._service.capabilities
-        _check_tokens(prompt, "prompt")
+        check_tokens(prompt, "prompt")
         if num_samples < 1:
             raise DataError(f"sample: num_samples is {num_samples}; it must be at least 1")
         if "" in params.stop:
@@ -329,7 +331,7 @@ class FakeSamplingClient:
         if not capabilities.token_stops and any(isinstance(stop, int) for stop in params.stop):
             raise CapabilityError("sample: stop holds token ids, but this backend takes strings only")
         if top_k > 0 and not capabilities.topk_prompt_logprobs:
-            raise CapabilityError("sample: topk_prompt_logprobs is not available on this backend; leave it at 0")
+            raise CapabilityError("sample: topk_prompt_logprobs is not available on this backend; set it to 0")
         settings = (params.temperature, params.top_p, params.top_k)
         if settings not in self._next_tokens:
             self._next_tokens[settings] = NextToken.from_logits(self._logits, *settings)
@@ -347,7 +349,7 @@ class FakeSamplingClient:
         )
 
     def _prompt_logprobs(self, prompt: ModelInput) -> list[float | None]:
-        _check_tokens(prompt, "prompt")
+        check_tokens(prompt, "prompt")
         return [None, *self._logprobs[prompt.tokens[:-1], prompt.tokens[1:]].tolist()]
 
     def _top_prompt_logprobs(self, prompt: ModelInput, top_k: int) -> list[list[tuple[int, float]] | None]:
@@ -358,62 +360,10 @@ class FakeSamplingClient:
 
 
 def _resolved(work: Callable[[], T]) -> APIFuture[T]:
-    """Do the work now; its result or its error waits in the future."""
+    """Do the work now; the future holds its result or its error."""
     future: Future[T] = Future()
     try:
         future.set_result(work())
     except Exception as error:
         future.set_exception(error)
     return APIFuture(future)
-
-
-def _suggest(name: str, choices: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, choices, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"use one of: {', '.join(sorted(choices)) or '(none)'}"
-
-
-def _check_tokens(tokens: ModelInput, what: str) -> None:
-    if not tokens.tokens:
-        raise DataError(f"{what} is empty; it needs at least one token")
-    if not 0 <= min(tokens.tokens) <= max(tokens.tokens) < VOCABULARY_SIZE:
-        raise DataError(f"{what} holds a token id outside 0..{VOCABULARY_SIZE - 1}; use this backend's own tokenizer")
-
-
-def _flatten(data: Sequence[Datum], loss_fn: str, required: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """All datums as one run of targets: the input token before each, and the required inputs plus `weights` (default 1) and `datum` (its
-    index). Soft targets follow one another, position by position."""
-    if not data:
-        raise DataError(f"loss_fn {loss_fn!r}: data is empty; give at least one datum")
-    columns: dict[str, list[np.ndarray]] = {key: [] for key in (*required, "weights")}
-    for index, datum in enumerate(data):
-        _check_tokens(datum.model_input, f"datum {index}: model_input")
-        for key in required:
-            if key not in datum.loss_fn_inputs:
-                present = sorted(datum.loss_fn_inputs)
-                close = difflib.get_close_matches(key, present, n=1)
-                hint = (
-                    f"did you mean to write {key!r} for {close[0]!r}?"
-                    if close
-                    else f"it has {', '.join(present) or 'none'}"
-                )
-                raise DataError(f"datum {index}: loss_fn {loss_fn!r} needs loss_fn_inputs[{key!r}]; {hint}")
-            columns[key].append(datum.loss_fn_inputs[key].ravel())
-        targets = datum.loss_fn_inputs["target_tokens"]
-        columns["weights"].append(datum.loss_fn_inputs.get("weights", np.ones(targets.shape, np.float32)).ravel())
-        _check_tokens(ModelInput.from_ints(targets.ravel().tolist()), f"datum {index}: target_tokens")
-    sizes = [datum.loss_fn_inputs["target_tokens"].size for datum in data]
-    previous = np.concatenate(
-        [
-            np.repeat(datum.model_input.tokens, size // datum.model_input.length)
-            for datum, size in zip(data, sizes, strict=True)
-        ]
-    )
-    inputs = {key: np.concatenate(arrays) for key, arrays in columns.items()}
-    inputs["datum"] = np.repeat(np.arange(len(data)), sizes)
-    return previous, inputs
-
-
-def _split(logprobs: np.ndarray, data: Sequence[Datum]) -> list[dict[str, np.ndarray]]:
-    targets = [datum.loss_fn_inputs["target_tokens"] for datum in data]
-    parts = np.split(logprobs.astype(np.float32), np.cumsum([array.size for array in targets])[:-1])
-    return [{"logprobs": part.reshape(array.shape)} for part, array in zip(parts, targets, strict=True)]

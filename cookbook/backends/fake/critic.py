@@ -1,4 +1,4 @@
-"""The fake backend's critic: the value of a position is a number per input token, learnt like the policy's table."""
+"""The critic of the fake backend: the value of a position is one number per input token, trained like the table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ VALUE_INPUTS = ("old_values", "returns")
 def value_loss(
     weights: TrainedWeights, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float] | None, backward: bool
 ) -> ForwardBackwardOutput:
-    """w * max((v - R)^2, (clip(v, v_old +- c) - R)^2) / 2 per token, c = `clip_range` (0: no clipping). Outputs hold `values`."""
+    """w * max((v - R)^2, (clip(v, v_old +- c) - R)^2) / 2 per token, c = `clip_range` (0: no clipping).
+
+    Outputs hold `values`.
+    """
     if loss_fn != "value":
         raise CapabilityError(f"loss_fn {loss_fn!r}: a critic has the loss 'value' only")
     settings = {"clip_range": 0.2, **(config or {})}
@@ -30,7 +33,8 @@ def value_loss(
         for key in VALUE_INPUTS:
             if key not in inputs:
                 raise DataError(
-                    f"datum {index}: loss_fn 'value' needs loss_fn_inputs[{key!r}]; it has {', '.join(sorted(inputs)) or 'none'}"
+                    f"datum {index}: loss_fn 'value' needs loss_fn_inputs[{key!r}]; "
+                    f"it has {', '.join(sorted(inputs)) or 'none'}"
                 )
         tokens = np.asarray(datum.model_input.tokens)
         w = inputs.get("weights", np.ones(len(tokens), np.float32))

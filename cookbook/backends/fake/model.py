@@ -1,7 +1,7 @@
-"""The model inside the fake backend: a bigram softmax over bytes, with exact losses, gradients, AdamW and sampling in numpy.
+"""The model of the fake backend: a bigram softmax over bytes, with losses, gradients, AdamW and sampling in numpy.
 
-The logits of the next token are row `previous` of one table, `base + trained`. The base part is a fixed function of the model's name
-that favours printable text and ends a sequence after some thirty tokens; the trained part starts at zero.
+The logits of the next token are row `previous` of one table, `base + trained`. The base part is a fixed function of the
+model's name that favours printable text and ends a sequence after some thirty tokens; the trained part starts at zero.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def _gspo_token(logprobs: Array, inputs: Mapping[str, Array], config: Mapping[st
 def _sequence_surrogate(
     logprobs: Array, inputs: Mapping[str, Array], config: Mapping[str, float]
 ) -> tuple[Array, Array, Array, Array]:
-    """The clipped surrogate of each token at its sequence's ratio, its derivative by the log ratio, the sequence of each token, lengths."""
+    """The clipped surrogate of each token at its sequence's ratio, its derivative by the log ratio, and per token its
+    sequence; the length of each sequence."""
     _, of_token = np.unique(inputs["datum"], return_inverse=True)
     length = np.bincount(of_token)
     log_ratio = (np.bincount(of_token, logprobs - inputs["logprobs"]) / length)[of_token]
@@ -148,7 +149,8 @@ class TrainedWeights:
         self.steps = 0
 
     def adam_step(self, params: AdamParams) -> float:
-        """AdamW (Loshchilov & Hutter 2019, algorithm 2) after clipping by global norm. Returns the norm before clipping."""
+        """AdamW (Loshchilov & Hutter 2019, algorithm 2) after clipping by global norm. Returns the norm before
+        clipping."""
         norm = float(np.linalg.norm(self.gradient))
         if params.grad_clip_norm > 0 and norm > params.grad_clip_norm:
             self.gradient *= params.grad_clip_norm / norm
@@ -164,7 +166,7 @@ class TrainedWeights:
 
 @dataclass(frozen=True)
 class NextToken:
-    """What follows every token under fixed sampling settings: untruncated `logprobs` and truncated `cumulative` probabilities."""
+    """The next token after every token: untruncated `logprobs` and truncated `cumulative` probabilities."""
 
     logprobs: Array
     cumulative: Array

@@ -1,4 +1,4 @@
-"""Saved states of the fake backend: a folder with `weights.safetensors`, `session.json` and, for training, `optimizer.safetensors`."""
+"""Saved states of the fake backend: a folder of `weights.safetensors`, `session.json`, `optimizer.safetensors`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SessionSettings:
 
 
 def write_state(path: Path, settings: SessionSettings, weights: TrainedWeights, with_optimizer: bool) -> None:
-    """Write a folder beside its place, then move it in whole; an earlier save of the name is removed last."""
+    """Write a folder under another name, then rename it; an earlier save of the name is removed last."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as scratch:
         fresh, outdated = Path(scratch, "new"), Path(scratch, "old")

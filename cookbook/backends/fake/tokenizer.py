@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|end|>", "<|pad|>")
 TOOL_CALL_TOKENS = ("<tool_call>", "</tool_call>")
-"""Ordinary added tokens, so that the `renderers` library's parser for this JSON format (Hermes, Qwen3) finds calls by token id."""
+"""Ordinary added tokens, by whose ids the `renderers` library's parser of this JSON format (Hermes, Qwen3) finds
+calls."""
 
 TOKEN_BYTES = (
     *(bytes([byte]) for byte in range(256)),
@@ -27,7 +28,8 @@ CHAT_TEMPLATE = """
         {%- generation %}
             {{- message.content or '' }}
             {%- for call in message.tool_calls or [] %}
-                {{- '<tool_call>' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) + '</tool_call>' }}
+                {%- set written = {'name': call.function.name, 'arguments': call.function.arguments} %}
+                {{- '<tool_call>' + (written | tojson) + '</tool_call>' }}
             {%- endfor %}
             {{- '<|end|>' }}
         {%- endgeneration %}
@@ -39,7 +41,8 @@ CHAT_TEMPLATE = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}
 """
-"""Prefix-stable: a conversation's tokens begin with those of any of its beginnings, and the generation prompt is one token."""
+"""Prefix-stable: a conversation's tokens begin with those of each of its prefixes. The generation prompt is one
+token."""
 
 
 def _byte_alphabet() -> list[str]:

@@ -1,4 +1,4 @@
-"""The local training and sampling clients. Thin: they check arguments and put work on the engine's queue."""
+"""The training and sampling clients of the local backend: they check arguments and put work on the engine's queue."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ T = TypeVar("T")
 LocalEngine = Engine[SampleRequest | LogprobRequest]
 
 SAMPLER_FOLDER = "sampler"
-"""Where, below the state directory, weights for samplers are saved."""
+"""The folder in the state directory for weights of samplers."""
 
 
 class LocalSamplingClient:
-    """Draws from one fixed set of weights. Requests made before anyone waits run as one batch, see `Engine`."""
+    """Samples from one fixed set of weights. Requests made before any result is asked for are one batch, see
+    `Engine`."""
 
     def __init__(self, engine: LocalEngine, base: BaseModel, pinned: Future[PinnedWeights]) -> None:
         self._engine = engine
@@ -62,8 +63,8 @@ class LocalSamplingClient:
     ) -> APIFuture[SampleResponse]:
         """Draw `num_samples` completions of one prompt.
 
-        The future fails with a BackendError for an empty prompt, a token outside the vocabulary, or a prompt that leaves
-        less than `max_tokens` of the model's context.
+        The future fails with a BackendError for an empty prompt, a token outside the vocabulary, or a prompt that
+        leaves less than `max_tokens` of the model's context.
         """
         seed = secrets.randbits(63) if sampling_params.seed is None else sampling_params.seed
         request = SampleRequest(
@@ -79,7 +80,8 @@ class LocalSamplingClient:
         if num_samples < 1:
             problem = f"sample: num_samples is {num_samples}; it must be at least 1"
         if not 0 <= topk_prompt_logprobs <= self._base.vocabulary_size:
-            problem = f"sample: topk_prompt_logprobs is {topk_prompt_logprobs}; it must be from 0 (none) to {self._base.vocabulary_size}"
+            most = self._base.vocabulary_size
+            problem = f"sample: topk_prompt_logprobs is {topk_prompt_logprobs}; it must be from 0 (none) to {most}"
         self._hold(request, problem)
         return APIFuture(request.future, on_wait=self._engine.flush)
 
@@ -101,11 +103,15 @@ class LocalSamplingClient:
             return "the prompt is empty; it needs at least one token, such as the beginning-of-sequence token"
         if min(prompt.tokens) < 0 or max(prompt.tokens) >= base.vocabulary_size:
             wrong = min(prompt.tokens) if min(prompt.tokens) < 0 else max(prompt.tokens)
-            return f"the prompt holds token {wrong}, which is outside the vocabulary of {base.name!r}, 0 to {base.vocabulary_size - 1}"
+            return (
+                f"the prompt holds token {wrong}, which is outside the vocabulary of {base.name!r}, "
+                f"0 to {base.vocabulary_size - 1}"
+            )
         if prompt.length + max_tokens > base.context_length:
             return (
                 f"the prompt's {prompt.length} tokens and max_tokens {max_tokens} exceed the context of {base.name!r}, "
-                f"{base.context_length}; shorten the prompt or lower max_tokens to {max(0, base.context_length - prompt.length)}"
+                f"{base.context_length}; shorten the prompt or lower max_tokens to "
+                f"{max(0, base.context_length - prompt.length)}"
             )
         return None
 
@@ -129,7 +135,8 @@ class LocalTrainingClient:
     def forward(
         self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
     ) -> APIFuture[ForwardBackwardOutput]:
-        """The loss and logprobs without a gradient. Logprobs of weight zero are left at 0.0; without weights all are computed."""
+        """The loss and logprobs without a gradient. Logprobs of weight zero are 0.0; without weights all are
+        computed."""
         return self._submit(lambda session: session.forward(data, loss_fn, loss_fn_config, backward=False))
 
     def forward_backward(
@@ -137,13 +144,14 @@ class LocalTrainingClient:
     ) -> APIFuture[ForwardBackwardOutput]:
         """As `forward`, and add the gradient of the summed loss to what has accumulated.
 
-        Positions that cannot change the loss (weight zero; advantage zero under a policy loss) are not computed, and their
-        logprobs are 0.0. An operation that fails adds nothing.
+        Positions that cannot change the loss (weight zero; advantage zero under a policy loss) are not computed, and
+        their logprobs are 0.0. An operation that fails adds nothing.
         """
         return self._submit(lambda session: session.forward(data, loss_fn, loss_fn_config, backward=True))
 
     def forward_backward_custom(self, data: Sequence[Datum], loss_fn: CustomLoss) -> APIFuture[ForwardBackwardOutput]:
-        """As `forward_backward` with a loss of one's own, called once, on the engine's thread, with the logprobs of all datums."""
+        """As `forward_backward` with a custom loss, called once, on the engine's thread, with the logprobs of all
+        datums."""
         return self._submit(lambda session: session.forward_backward_custom(data, loss_fn))
 
     def optim_step(self, adam_params: AdamParams) -> APIFuture[OptimStepResponse]:
@@ -151,16 +159,20 @@ class LocalTrainingClient:
         return self._submit(lambda session: session.optim_step(adam_params))
 
     def save_state(self, name: str) -> APIFuture[SaveResponse]:
-        """Save weights and optimizer, but no accumulated gradient, as the folder `<state_dir>/<name>`, replacing an earlier one."""
+        """Save weights and optimizer as the folder `<state_dir>/<name>`, replacing an earlier one.
+
+        The accumulated gradient is not saved.
+        """
         return self._save(self._folder(name), with_optimizer=True)
 
     def save_weights_for_sampler(self, name: str) -> APIFuture[SaveResponse]:
-        """Save weights alone as the folder `<state_dir>/sampler/<name>`, in PEFT's format or, full-parameter, transformers'."""
+        """Save weights alone as the folder `<state_dir>/sampler/<name>`, in PEFT's format or, full-parameter,
+        transformers'."""
         self._check_samples()
         return self._save(self._folder(name, SAMPLER_FOLDER), with_optimizer=False)
 
     def load_state(self, path: str) -> APIFuture[None]:
-        """Load weights; the optimizer starts afresh and the accumulated gradient is dropped."""
+        """Load weights, reset the optimizer, and drop the accumulated gradient."""
         return self._submit(lambda session: load_session(Path(path), self._info, session, with_optimizer=False))
 
     def load_state_with_optimizer(self, path: str) -> APIFuture[None]:
@@ -168,7 +180,7 @@ class LocalTrainingClient:
         return self._submit(lambda session: load_session(Path(path), self._info, session, with_optimizer=True))
 
     def save_weights_and_get_sampling_client(self) -> LocalSamplingClient:
-        """A sampler pinned to the weights as they are after all operations enqueued so far; the copy stays in memory."""
+        """A sampler pinned to the weights after all operations enqueued so far; the copy stays in memory."""
         self._check_samples()
         return LocalSamplingClient(self._engine, self._base, self._enqueue(lambda session: session.weights.pin()))
 
@@ -179,7 +191,7 @@ class LocalTrainingClient:
             )
 
     def stop(self) -> None:
-        """End the session; its samplers live on. Later calls raise BackendError. Idempotent."""
+        """End the session; its samplers remain usable. Later calls raise BackendError. Idempotent."""
         self._session = None
 
     def __enter__(self) -> Self:

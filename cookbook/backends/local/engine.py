@@ -1,4 +1,4 @@
-"""One thread that does all the work, in the order in which it was asked for."""
+"""The engine of the local backend: one thread that does all work in call order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Request(Protocol):
-    """What can be held back and answered together with others: anything with a future."""
+    """Anything with a future, which can be held and answered together with others."""
 
     @property
     def future(self) -> Future: ...
@@ -27,11 +27,11 @@ R = TypeVar("R", bound=Request)
 class Engine(Generic[R]):
     """Runs operations in call order, and requests (samples, prompt logprobs) in batches.
 
-    Requests are held back until somebody waits for one of them, or submits an operation; then all that are held go to
-    `answer` as one batch. What is in a batch - and with it every bit of the result - is so decided by the caller's own
-    order of calls, never by timing: requests made in one turn of the event loop, or before the first `result()`, run together.
+    Requests are held until a result is asked for, or an operation is submitted; then all that are held go to `answer`
+    as one batch. So the caller's order of calls decides what is in a batch, and with it every bit of the result; timing
+    never does: requests made in one turn of the event loop, or before the first `result()`, run together.
 
-    An error goes to the future of what failed; the engine carries on.
+    An error goes to the future of what failed; the engine continues.
     """
 
     def __init__(self, answer: Callable[[list[R]], None]) -> None:
@@ -42,7 +42,7 @@ class Engine(Generic[R]):
         self._stopped = False
         self._thread = threading.Thread(target=self._work, name="local-engine", daemon=True)
         self._thread.start()
-        # A daemon thread inside torch while the interpreter goes away brings the process down with an abort.
+        # A daemon thread that is inside torch while the interpreter exits aborts the process.
         atexit.register(self.stop)
 
     def submit(self, operation: Callable[[], T]) -> Future[T]:
@@ -59,7 +59,7 @@ class Engine(Generic[R]):
         return future
 
     def hold(self, request: R) -> None:
-        """Add a request to the batch that the next `flush` (somebody waits) or operation sets off.
+        """Add a request to the batch that the next `flush` or operation starts.
 
         Raises:
             BackendError: the engine was stopped.
@@ -75,7 +75,7 @@ class Engine(Generic[R]):
                 self._release_held()
 
     def stop(self) -> None:
-        """Let the running operation end and fail those that wait. Idempotent."""
+        """Let the running operation end and fail those that are queued. Idempotent."""
         with self._lock:
             if not self._stopped:
                 self._release_held()
@@ -104,7 +104,7 @@ class Engine(Generic[R]):
                 if self._stopped:
                     raise BackendError("the local backend was stopped before this operation ran")
                 operation()
-            except Exception as error:  # whatever went wrong belongs to those who wait for it
+            except Exception as error:  # any error is for those who wait for the result
                 for future in wanted:
                     if not future.done():
                         future.set_exception(error)

@@ -1,4 +1,4 @@
-"""A key-value cache that is written in place."""
+"""A key-value cache that is updated in place."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 
 
 class BlockLayer(CacheLayerMixin):
-    """Keys and values of one layer, `[rows, heads, capacity, head_dim]`, of which the first `length` positions are filled.
+    """Keys and values of one layer, `[rows, heads, capacity, head_dim]`, of which the first `length` positions are
+    filled.
 
-    Appending writes into the block and returns views of it, where concatenation would copy all that came before.
+    Appending writes into the block and returns views of it, where concatenation would copy all earlier positions.
     """
 
     is_sliding = False
@@ -24,7 +25,7 @@ class BlockLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        raise AssertionError("a BlockLayer is made with its storage")
+        raise AssertionError("a BlockLayer is created with its storage")
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -73,7 +74,8 @@ class BlockCache(Cache):
 
     @classmethod
     def allocate(cls, like: DynamicCache, rows: int, length: int, capacity: int) -> BlockCache:
-        """Room for `rows` rows whose first `length` positions are about to be placed, for the model that filled `like`."""
+        """Empty blocks for `rows` rows, whose first `length` positions `place` will fill, for the model that filled
+        `like`."""
         blocks = []
         for states in _filled(like):
             keys, values = (each.new_empty(rows, each.shape[1], capacity, each.shape[3]) for each in states)
@@ -83,10 +85,11 @@ class BlockCache(Cache):
     def place(
         self, prefilled: DynamicCache, source_rows: torch.Tensor, target_rows: torch.Tensor, shifts: torch.Tensor
     ) -> None:
-        """Copy prompts out of a right-padded batch: row `source_rows[i]` to row `target_rows[i]`, moved right by `shifts[i]`.
+        """Copy prompts out of a right-padded batch: row `source_rows[i]` to row `target_rows[i]`, moved right by
+        `shifts[i]`.
 
-        All prompts then end together. What lies left of one is a copy of its first position: finite, and to be hidden by the
-        attention mask.
+        All prompts then end at the same position. To the left of a prompt is a copy of its first position: finite, and
+        the attention mask must hide it.
         """
         source = (torch.arange(self.length, device=shifts.device) - shifts[:, None]).clamp(min=0)
         for (keys, values), layer in zip(_filled(prefilled), self.blocks, strict=True):

@@ -1,4 +1,4 @@
-"""A loaded base model, and the logprobs of given tokens under it or under a variant of it."""
+"""Base models: loading, checks, and the logprobs of given tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _LOGIT_ELEMENTS = 1 << 24
 class BaseModel:
     """A frozen model that sessions share, its tokenizer, and the limits that requests are checked against.
 
-    `tokenizer` is for callers. The engine's thread has its own copy: one tokenizer must not be used by two threads at once.
+    `tokenizer` is for callers. The engine's thread has its own copy, because a tokenizer must not be used by two
+    threads at once.
     """
 
     name: str
@@ -79,10 +80,11 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> BaseModel:
-    """Load and freeze.
+    """Load a base model and freeze it.
 
     Raises:
-        ConfigError, BackendError: see `check_base_model`; also a model whose architecture the engine cannot run exactly.
+        ConfigError, BackendError: see `check_base_model`; also a model whose architecture the engine cannot run
+            exactly.
     """
     with quiet_transformers():
         source = base_model_source(name)
@@ -120,14 +122,16 @@ def _check_architecture(base: BaseModel) -> None:
     layer_types = set(getattr(base.model.config.get_text_config(), "layer_types", None) or ["full_attention"])
     if not layer_types <= {"full_attention", "sliding_attention"}:
         raise BackendError(
-            f"base model {base.name!r} has layers of type {', '.join(sorted(layer_types))}; the local backend runs attention layers only"
+            f"base model {base.name!r} has layers of type {', '.join(sorted(layer_types))}; "
+            "the local backend runs attention layers only"
         )
     probe = torch.tensor([[0, base.vocabulary_size - 1]], device=base.device)
     with torch.inference_mode():
         ours = output_layer(base.model)(hidden_states(base.model, probe))
         if not torch.allclose(ours, base.model(input_ids=probe).logits):
             raise BackendError(
-                f"base model {base.name!r} changes its logits after the output layer; the local backend cannot run it exactly"
+                f"base model {base.name!r} changes its logits after the output layer; "
+                "the local backend cannot run it exactly"
             )
 
 
@@ -151,7 +155,7 @@ def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
 def hidden_states(model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor:
     """Last hidden states `[rows, length, hidden]` of right-padded rows.
 
-    No mask is needed: causal attention never sees what lies to the right.
+    No mask is needed: causal attention does not see what is to the right.
     """
     return model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
 
@@ -166,11 +170,12 @@ def token_logprobs(
 ) -> torch.Tensor:
     """Logprobs of given tokens, float32 `[N]`: of `targets[n]` at position `flat_positions[n]` of the flattened rows.
 
-    `input_ids` `[rows, length]` is right-padded; `flat_positions` and `targets` are `[N]`. The output layer runs at those
-    positions alone, and in chunks; with more than one chunk the backward pass recomputes the logits instead of keeping them.
+    `input_ids` `[rows, length]` is right-padded; `flat_positions` and `targets` are `[N]`. The output layer runs only
+    at those positions, in chunks; with more than one chunk the backward pass recomputes the logits instead of keeping
+    them.
 
-    Where positions have several targets, `position_of_target` `[N]`, ascending, says at which of the `flat_positions` `[P]` each
-    one is; the output layer still runs once per position.
+    Where positions have several targets, `position_of_target` `[N]`, ascending, says at which of the `flat_positions`
+    `[P]` each one is; the output layer still runs once per position.
     """
     hidden = hidden_states(model, input_ids).flatten(0, 1)[flat_positions]
     head = output_layer(model)
@@ -207,7 +212,7 @@ def right_padded(rows: list[list[int]] | list[tuple[int, ...]], device: torch.de
 
 
 def microbatches(lengths: list[int], token_budget: int) -> list[list[int]]:
-    """Split indices into batches of similar lengths whose padded size stays within the budget; a batch holds at least one."""
+    """Split indices into batches of similar lengths and of at least one, whose padded size is within the budget."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         longest = lengths[batches[-1][0]] if batches else 0

@@ -1,4 +1,4 @@
-"""Logprobs of prompts."""
+"""Logprobs of the tokens of prompts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def prompt_logprobs(
 def topk_prompt_logprobs(
     model: PreTrainedModel, prompt: tuple[int, ...], k: int
 ) -> list[list[tuple[int, float]] | None]:
-    """Per prompt token, the k likeliest tokens at its place with their logprobs, likeliest first; the first entry is None."""
+    """Per prompt token, the k likeliest tokens there with their logprobs, likeliest first; the first entry is None."""
     hidden = hidden_states(model, torch.tensor([prompt], device=model.device))[0, :-1]
     head = output_layer(model)
     answers: list[list[tuple[int, float]] | None] = [None]

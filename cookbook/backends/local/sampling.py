@@ -1,4 +1,7 @@
-"""Drawing completions in batches: each distinct prompt is run once, finished rows leave the batch. Runs on the engine's thread only."""
+"""Sampling of completions in batches, on the engine's thread.
+
+Each distinct prompt is run once; finished rows leave the batch.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from cookbook.backends.stops import StopStrings
 from cookbook.core.types import SampledSequence, SampleResponse, SamplingParams, StopReason
 
 _FIRST_BLOCK = 64
-"""Positions that the cache has room for beyond the prompt at first; it grows by half its length."""
+"""Positions beyond the prompt that the cache has at first; it grows by half its length."""
 
 _RETIRE_BELOW = 0.75
 """The batch is compacted once fewer than this share of its rows are unfinished."""
@@ -52,9 +55,10 @@ class SampleRequest:
 def draw_completions(
     base: BaseModel, model: PreTrainedModel, requests: Sequence[SampleRequest], max_rows: int, token_budget: int
 ) -> None:
-    """Answer the requests, their rows taken in order, at most `max_rows` at a time; prompts are run within `token_budget`.
+    """Answer the requests, their rows taken in order, at most `max_rows` at a time; prompts are run within
+    `token_budget`.
 
-    A row's tokens depend on its request and sample index alone: batch mates change nothing but rounding.
+    A row's tokens depend on its request and sample index only: other rows of the batch change nothing but rounding.
     """
     rows = [(request, sample) for request in requests for sample in range(request.num_samples)]
     for start in range(0, len(rows), max_rows):
@@ -62,7 +66,7 @@ def draw_completions(
 
 
 class _Batch:
-    """Rows that are decoded together. `self.rows` are those still in the batch; all per-row arrays follow it."""
+    """Rows that are decoded together. `self.rows` are those still in the batch, in the order of all per-row arrays."""
 
     def __init__(
         self, base: BaseModel, model: PreTrainedModel, rows: list[tuple[SampleRequest, int]], token_budget: int
@@ -125,7 +129,8 @@ class _Batch:
     def _prefill(self) -> tuple[BlockCache, torch.Tensor]:
         """Run every distinct prompt once.
 
-        Returns a cache with a row per sample, all prompts ending together, and each row's last hidden state `[rows, hidden]`.
+        Returns a cache with a row per sample, where all prompts end at the same position, and each row's last hidden
+        state `[rows, hidden]`.
         """
         rows_of_prompt: dict[tuple[int, ...], list[int]] = {}
         for row, (request, _) in enumerate(self.rows):
@@ -156,7 +161,7 @@ class _Batch:
         return cache, hidden
 
     def _take(self, step: int, tokens: np.ndarray, logprobs: np.ndarray) -> None:
-        """Record the newest token of each row and settle the rows that it ends."""
+        """Record the newest token of each row and finish the rows that it ends."""
         self._tokens[:, step] = tokens
         self._logprobs[:, step] = logprobs
         at_eos = self._is_eos[tokens]

@@ -1,4 +1,4 @@
-"""The local backend's entry point."""
+"""The service client of the local backend."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ class LocalService:
 
     Args:
         device: `auto` (CUDA, else MPS, else CPU) or a torch device.
-        dtype: of the base model: `auto` (bfloat16 on CUDA, float32 elsewhere), `float32` or `bfloat16`. Adapters, optimizer
-            and full-parameter sessions are float32 always.
-        state_dir: where saves go; None is a temporary folder that `stop` removes.
-        token_budget: padded tokens per training micro-batch and prompt batch. Memory only: results are the same up to rounding.
-        max_sample_rows: sequences that are decoded together. Memory only, likewise.
+        dtype: of the base model: `auto` (bfloat16 on CUDA, float32 elsewhere), `float32` or `bfloat16`. Adapters,
+            optimizer and full-parameter sessions are always float32.
+        state_dir: where states are saved; None is a temporary folder that `stop` removes.
+        token_budget: padded tokens per training micro-batch and prompt batch. Affects memory only: results are the same
+            up to rounding.
+        max_sample_rows: sequences that are decoded together. Affects memory only.
 
-    A base model is loaded when first asked for, kept, and shared by all sessions on it. Several may be loaded; each costs its memory.
+    A base model is loaded at its first use, kept, and shared by all sessions on it. Each loaded one occupies its
+    memory.
     """
 
     def __init__(
@@ -89,7 +91,8 @@ class LocalService:
         """A new session; blocks while the base model loads. `rank` None trains a float32 copy of every weight.
 
         Raises:
-            ConfigError, BackendError: the base model cannot be had (see `check_base_model`), or `rank` or `alpha` is not positive.
+            ConfigError, BackendError: the base model cannot be loaded (see `check_base_model`), or `rank` or `alpha` is
+                not positive.
         """
         seed = secrets.randbits(63) if seed is None else seed
         return self._create_client(SessionInfo(base_model, rank, alpha, seed, role))
@@ -113,7 +116,7 @@ class LocalService:
 
         Raises:
             ConfigError: not exactly one of the two was given.
-            CheckpointError: `model_path` is no save of this backend.
+            CheckpointError: `model_path` is not a save of this backend.
         """
         if (base_model is None) == (model_path is None):
             raise ConfigError("create_sampling_client takes exactly one of base_model and model_path")
@@ -128,7 +131,7 @@ class LocalService:
         return LocalSamplingClient(self._engine, pinned.result().base, pinned)
 
     def stop(self) -> None:
-        """End the engine after its running operation; all clients made here raise BackendError from then on. Idempotent."""
+        """End the engine after its running operation; later calls of all clients raise BackendError. Idempotent."""
         self._engine.stop()
         self._base_models.clear()
         self._merged = None
@@ -160,15 +163,16 @@ class LocalService:
         return self._base_models[name]
 
     def _answer(self, requests: Sequence[SampleRequest | LogprobRequest]) -> None:
-        """Run a batch of requests, those of each sampler together. A failure of one sampler's part is its requests' alone."""
+        """Run a batch of requests, those of each sampler together. An error affects the requests of one sampler
+        only."""
         by_weights: dict[Future[PinnedWeights], list[SampleRequest | LogprobRequest]] = {}
         for request in requests:
-            if request.future.running():  # not cancelled meanwhile
+            if request.future.running():  # not cancelled
                 by_weights.setdefault(request.pinned, []).append(request)
         for pinned, group in by_weights.items():
             try:
                 self._answer_with(pinned.result(), group)
-            except Exception as error:  # belongs to those who wait for this sampler
+            except Exception as error:  # any error is for those who wait for this sampler
                 for request in group:
                     if not request.future.done():
                         request.future.set_exception(error)
@@ -191,7 +195,7 @@ class LocalService:
             draw_completions(pinned.base, model, samples, self._max_sample_rows, self._token_budget)
 
     def _runnable(self, pinned: PinnedWeights) -> PinnedWeights:
-        """The weights as they are run: in float32 an adapter is merged first, and the last one merged is kept."""
+        """The weights to run: in float32 an adapter is merged first, and the last merged one is kept."""
         if pinned.base.dtype != torch.float32:
             return pinned
         if self._merged is None or self._merged[0] is not pinned:

@@ -1,4 +1,4 @@
-"""Saves: a folder of safetensors and JSON, written beside its place and renamed into it.
+"""Saved states of the local backend: folders of safetensors and JSON, written under another name and then renamed.
 
 adapter_config.json, adapter_model.safetensors    a LoRA adapter in PEFT's format
 config.json, model.safetensors, tokenizer files   or a whole model in transformers' format
@@ -43,9 +43,8 @@ def save_session(folder: Path, info: SessionInfo, session: TrainingSession, with
     with _written_atomically(folder) as scratch:
         if isinstance(weights, LoraWeights):
             config = weights.config.to_dict()
-            config["target_modules"] = sorted(
-                config["target_modules"]
-            )  # a set inside peft: its order differs between processes
+            # A set in peft, whose order differs between processes.
+            config["target_modules"] = sorted(config["target_modules"])
             (scratch / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=str))
             save_file(_on_cpu(weights, head=False), scratch / "adapter_model.safetensors", metadata={"format": "pt"})
         else:
@@ -60,15 +59,17 @@ def save_session(folder: Path, info: SessionInfo, session: TrainingSession, with
 
 
 def read_info(folder: Path) -> SessionInfo:
-    """
+    """The settings of a saved session.
+
     Raises:
-        CheckpointError: the folder is missing or is no save of this backend.
+        CheckpointError: the folder is missing or is not a save of this backend.
     """
     file = folder / "session.json"
     if not file.is_file():
         reason = "holds no session.json, so the local backend did not write it" if folder.is_dir() else "does not exist"
         raise CheckpointError(
-            f"saved weights {folder}: the folder {reason}; give a path that save_state or save_weights_for_sampler returned"
+            f"saved weights {folder}: the folder {reason}; "
+            "give a path that save_state or save_weights_for_sampler returned"
         )
     try:
         return SessionInfo(**json.loads(file.read_text()))
@@ -77,7 +78,7 @@ def read_info(folder: Path) -> SessionInfo:
 
 
 def load_session(folder: Path, info: SessionInfo, session: TrainingSession, with_optimizer: bool) -> None:
-    """Load weights into a session made with `info`; the optimizer is restored or starts afresh.
+    """Load weights into a session made with `info`; the optimizer is restored or reset.
 
     Raises:
         CheckpointError: the save is missing, belongs to another base model, rank or alpha, or holds no optimizer.
@@ -86,12 +87,13 @@ def load_session(folder: Path, info: SessionInfo, session: TrainingSession, with
     for key in ("base_model", "rank", "alpha", "role"):
         if getattr(saved, key) != getattr(info, key):
             raise CheckpointError(
-                f"saved weights {folder}: {key} is {getattr(saved, key)!r}, but this session has {getattr(info, key)!r}; "
-                "make a session from the save with create_training_client_from_state"
+                f"saved weights {folder}: {key} is {getattr(saved, key)!r}, but this session has "
+                f"{getattr(info, key)!r}; make a session from the save with create_training_client_from_state"
             )
     if with_optimizer and not (folder / "optimizer.safetensors").is_file():
         raise CheckpointError(
-            f"saved weights {folder}: no optimizer.safetensors (save_weights_for_sampler keeps weights alone); use load_state"
+            f"saved weights {folder}: no optimizer.safetensors (save_weights_for_sampler saves weights only); "
+            "use load_state"
         )
     tensors = read_weights(folder, session.weights)
     moments = load_file(folder / "optimizer.safetensors") if with_optimizer else None
@@ -99,7 +101,9 @@ def load_session(folder: Path, info: SessionInfo, session: TrainingSession, with
     session.reset_optimizer()
     if moments is not None and int(moments["step"]) > 0:
         for name, parameter in session.weights.parameters.items():
-            state = {"step": moments["step"].to(parameter.device, copy=True)}  # each its own: a step counts in place
+            state = {
+                "step": moments["step"].to(parameter.device, copy=True)
+            }  # a copy for each, because steps are counted in place
             for moment in ("exp_avg", "exp_avg_sq"):
                 state[moment] = moments[f"{moment}.{name}"].to(parameter.device)
             session.optimizer.state[parameter] = state
@@ -145,7 +149,7 @@ def _on_cpu(weights: TrainableWeights, head: bool) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def _written_atomically(folder: Path) -> Iterator[Path]:
-    """A scratch folder that takes the place of `folder` once the block has succeeded."""
+    """A scratch folder that replaces `folder` if the block succeeds."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

@@ -1,4 +1,4 @@
-"""Choosing next tokens from logits, each row by its own settings and its own uniform number."""
+"""The sampler of next tokens from logits: each row has its own settings and its own uniform number."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from cookbook.core.types import SamplingParams
 
 _TRUNCATION_CANDIDATES = 256
-"""The likeliest tokens that are looked at first when truncating; nearly always enough, and far cheaper than a full sort."""
+"""The number of likeliest tokens that truncation looks at first: nearly always enough, and cheaper than a full sort."""
 
 _LARGEST_UNIFORM = 1 - 2.0**-23
-"""Keeps `uniform * total` below `total` in float32, so that the draw never falls off the end."""
+"""Keeps `uniform * total` below `total` in float32, so that a token is always found."""
 
 
 def uniforms(seed: int, sample: int, count: int) -> np.ndarray:
@@ -28,7 +28,10 @@ def uniforms(seed: int, sample: int, count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TokenSampler:
-    """The settings of R rows as columns `[R]`; `temperature` is 1 for greedy rows, an unset `top_k` is the largest int64."""
+    """The sampling settings of R rows, as columns `[R]`.
+
+    `temperature` is 1 for greedy rows; an unset `top_k` is the largest int64.
+    """
 
     temperature: torch.Tensor
     greedy: torch.Tensor
@@ -67,7 +70,8 @@ class TokenSampler:
     def sample(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens `[R]` and their logprobs after temperature, before truncation `[R]`, from float32 logits `[R, V]`.
 
-        Inverse-transform sampling over the vocabulary in its own order: a row's truncation zeroes probabilities but moves none.
+        Inverse-transform sampling over the vocabulary in its own order: truncation zeroes
+        probabilities of a row but moves none.
         """
         if not self.all_temperature_one:
             logits = logits / self.temperature[:, None]
@@ -84,7 +88,7 @@ class TokenSampler:
 
 
 def _truncate(probabilities: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Zero all but the `top_k` likeliest tokens, and of those all but the smallest likeliest set that reaches `top_p` of their mass."""
+    """Keep the `top_k` likeliest tokens, and of those the smallest set of likeliest ones with `top_p` of their mass."""
     vocabulary = probabilities.shape[-1]
     count = min(_TRUNCATION_CANDIDATES, vocabulary)
     while True:

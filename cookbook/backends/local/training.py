@@ -1,4 +1,4 @@
-"""Forward, backward and optimizer steps of one session. Runs on the engine's thread only."""
+"""Training sessions: forward, backward and optimizer steps, on the engine's thread."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ Entries = tuple[np.ndarray, ...]
 class Microbatch:
     """Some datums, each cut after its last computed position, padded into one block.
 
-    `entries[k]` indexes what is computed of datum `datums[k]`: positions, or of soft targets `[T, K]` positions and columns.
-    `targets` and `segments` `[N]` run over the entries datum by datum, `flat_positions` `[P]` over the positions they are at;
-    `position_of_target` `[N]` says which of those, None where each has one.
+    `entries[k]` indexes what is computed of datum `datums[k]`: positions, or of soft targets `[T, K]` positions and
+    columns. `targets` and `segments` `[N]` run over the entries datum by datum, `flat_positions` `[P]` over the
+    positions they are at; `position_of_target` `[N]` says which of those, None where each has one.
     """
 
     datums: list[int]
@@ -70,12 +70,12 @@ class Microbatch:
 
 
 class TrainingSession:
-    """Weights, accumulated gradient and AdamW state. Every operation either succeeds or leaves all three as they were."""
+    """Weights, accumulated gradient and AdamW state. An operation that fails changes none of the three."""
 
     losses: Mapping[str, LossFunction] = LOSSES
     known_inputs: frozenset[str] = KNOWN_INPUTS
     prediction = "logprobs"
-    """What is computed at every position, and returned."""
+    """The name of what is computed at every position and returned."""
 
     def __init__(self, weights: TrainableWeights, token_budget: int) -> None:
         self.weights = weights
@@ -94,9 +94,9 @@ class TrainingSession:
     ) -> ForwardBackwardOutput:
         """A built-in loss, and its gradient if `backward`.
 
-        Positions whose weight is zero are not computed; `backward` also leaves out those with advantage zero, which a
-        policy loss multiplies by it. A datum without any position left costs nothing. Soft targets share the one pass of their
-        position; those of weight zero are left out likewise, so that padding costs nothing.
+        Positions whose weight is zero are not computed; `backward` also skips those with advantage zero, by which
+        a policy loss multiplies. A datum without such a position costs nothing. Soft targets share the pass of their
+        position; those of weight zero are skipped too, so that padding costs nothing.
         """
         loss, config = resolve_loss(loss_fn, loss_fn_config, self.losses)
         check_inputs(loss_fn, loss, self.known_inputs, data)
@@ -131,7 +131,7 @@ class TrainingSession:
         return ForwardBackwardOutput([{self.prediction: output} for output in outputs], reduced)
 
     def forward_backward_custom(self, data: Sequence[Datum], loss_fn: CustomLoss) -> ForwardBackwardOutput:
-        """A loss over the logprobs of all datums together; exact however they are batched.
+        """A loss over the logprobs of all datums together, exact for any batching.
 
         If one micro-batch holds everything, its graph is kept and this is one pass. Otherwise logprobs come from a pass
         without gradient, the loss is differentiated by them, and a second pass carries dL/dlogprob into the weights.
@@ -163,7 +163,8 @@ class TrainingSession:
         return ForwardBackwardOutput([{"logprobs": output} for output in outputs], metrics)
 
     def optim_step(self, params: AdamParams) -> OptimStepResponse:
-        """One AdamW step (Loshchilov & Hutter 2019, algorithm 2) on the accumulated gradient, clipped by its global norm.
+        """One AdamW step (Loshchilov & Hutter 2019, algorithm 2) on the accumulated gradient, clipped by its global
+        norm.
 
         Without any forward_backward since the last step the gradient is zero. A gradient that is not finite is dropped.
 
@@ -237,7 +238,7 @@ class TrainingSession:
 
 
 class CriticSession(TrainingSession):
-    """A session whose model ends in a value head: it predicts, after each input token, the return still to come."""
+    """A session whose model ends in a value head: after each input token it predicts the return from there on."""
 
     losses: Mapping[str, LossFunction] = {"value": VALUE}
     known_inputs = frozenset({"target_tokens", "weights", *VALUE.required})
@@ -260,7 +261,7 @@ class CriticSession(TrainingSession):
 
 
 class _FreshGradient:
-    """Collects a new gradient in `.grad`; `keep` adds it to the session's, leaving the block without it drops it."""
+    """Collects a new gradient in `.grad`. `keep` adds it to that of the session; without `keep` it is dropped."""
 
     def __init__(self, session: TrainingSession) -> None:
         self._session = session
@@ -310,7 +311,8 @@ def _check_tokens(data: Sequence[Datum], base: BaseModel) -> None:
     for index, datum in enumerate(data):
         if datum.model_input.length > base.context_length:
             raise DataError(
-                f"datum {index}: model_input has {datum.model_input.length} tokens; the context of {base.name!r} is {base.context_length}"
+                f"datum {index}: model_input has {datum.model_input.length} tokens; "
+                f"the context of {base.name!r} is {base.context_length}"
             )
         targets = datum.loss_fn_inputs["target_tokens"]
         lowest = min(min(datum.model_input.tokens), int(targets.min()))
@@ -318,7 +320,8 @@ def _check_tokens(data: Sequence[Datum], base: BaseModel) -> None:
         if lowest < 0 or highest >= base.vocabulary_size:
             wrong = lowest if lowest < 0 else highest
             raise DataError(
-                f"datum {index}: token {wrong} is outside the vocabulary of {base.name!r}, 0 to {base.vocabulary_size - 1}"
+                f"datum {index}: token {wrong} is outside the vocabulary of {base.name!r}, "
+                f"0 to {base.vocabulary_size - 1}"
             )
 
 

@@ -1,6 +1,6 @@
-"""Trainable weights of a session, and the pinned copies that samplers draw from.
+"""Trainable weights of a session, and the pinned copies that samplers use.
 
-Every session has its own tree of modules over the base model's tensors, so sessions cannot disturb one another:
+Every session has its own tree of modules over the base model's tensors, so sessions do not affect one another:
 what they share is never written, and what they write is never shared.
 """
 
@@ -24,12 +24,12 @@ from cookbook.backends.local.model import BaseModel, embedding_weight, quiet_tra
 _ADAPTER = "default"
 
 VALUE_HEAD = "value_head"
-"""What the names of a critic's own parameters begin with."""
+"""The prefix of the names of a critic's own parameters."""
 
 
 @dataclass(frozen=True, eq=False)
 class PinnedWeights:
-    """A module tree and the values that some of its parameters are to have while a sampler runs it."""
+    """A module tree and the values that some of its parameters have while a sampler runs it."""
 
     base: BaseModel
     model: PreTrainedModel
@@ -37,7 +37,7 @@ class PinnedWeights:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[PreTrainedModel]:
-        """The model with these values in place; what was there before is put back."""
+        """The model with these values; the values of before are restored at the end."""
         before = [parameter.data for parameter, _ in self.values]
         try:
             for parameter, value in self.values:
@@ -49,7 +49,7 @@ class PinnedWeights:
 
 
 class TrainableWeights:
-    """The module tree a session trains and, by their names in its saves, the parameters that move."""
+    """The module tree that a session trains, and its trainable parameters by their names in saves."""
 
     def __init__(self, base: BaseModel, model: PreTrainedModel, parameters: Mapping[str, nn.Parameter]) -> None:
         self.base = base
@@ -105,7 +105,8 @@ class FullWeights(TrainableWeights):
 
 
 class ValueHead:
-    """A linear layer from the last hidden state to one number, kept in float32, whose parameters join those of `weights`.
+    """A float32 linear layer from the last hidden state to one number, whose parameters are added to those of
+    `weights`.
 
     It starts at zero: a new critic predicts 0 everywhere.
     """
@@ -122,11 +123,11 @@ class ValueHead:
 
 
 def merged_adapter(pinned: PinnedWeights) -> PinnedWeights:
-    """The adapter folded into the base weights, W + scale * B A: the plain model then runs without the adapter's extra products.
+    """Merge an adapter into the base weights, W + scale * B A, so that the plain model runs.
 
-    Weights without an adapter come back as they are.
+    Weights without an adapter are returned unchanged.
 
-    Meant for float32. In bfloat16 a sum of a weight and a small update rounds to the weight, and the update is lost.
+    Meant for float32. In bfloat16 the sum of a weight and a small update rounds to the weight, and the update is lost.
     """
     with torch.no_grad(), pinned.applied() as model:
         layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
@@ -141,7 +142,7 @@ def merged_adapter(pinned: PinnedWeights) -> PinnedWeights:
 
 
 def _tree_over_same_tensors(model: PreTrainedModel) -> PreTrainedModel:
-    """A new tree of modules that holds the very tensors of `model`."""
+    """A new tree of modules over the same tensors as `model`."""
     return copy.deepcopy(model, {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())})
 
 

@@ -1,4 +1,4 @@
-"""The tinker backend: our clients over the published tinker SDK, against Tinker, our own server, or any drop-in module."""
+"""The tinker backend: clients over the published tinker SDK, for Tinker, our own server, or a drop-in module."""
 
 from cookbook.backends.tinker.service import TinkerService
 

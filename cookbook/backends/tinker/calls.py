@@ -1,4 +1,4 @@
-"""Operations in flight: the SDK's futures become ours, its errors one line each, and a server that went silent ends them."""
+"""Pending operations: converts the SDK's futures and errors, and fails what waits for a silent server."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 WATCH_EVERY_S = 5.0
-"""How often a server is looked at while something is pending. The SDK itself asks again for ever and says nothing."""
+"""Seconds between checks of a server while something is pending. The SDK itself retries for ever without a message."""
 
 _MESSAGE_CHARS = 600
 _RESULT_ERROR = re.compile(
     r"^(?:Request failed|Error retrieving result): (.*?)(?: with status \d+)? for self\.request_id=", re.DOTALL
 )
-"""What the SDK puts around the server's own words."""
+"""What the SDK puts around the server's own message."""
 
 
 class Calls:
-    """Waits for the SDK on a thread of its own, so that an operation costs its caller nothing until its result is wanted.
+    """Waits for the SDK on its own thread, so that an operation does not block its caller until the result is needed.
 
     Args:
-        answers: whether the server can be reached; None where nothing can be asked.
+        answers: whether the server can be reached; None if that cannot be checked.
         patience_s: how long it may be silent before what is pending fails.
-        where: names the server in messages.
+        where: the server's name in messages.
     """
 
     def __init__(self, answers: Callable[[], Awaitable[bool]] | None, patience_s: float, where: str) -> None:
@@ -55,7 +55,7 @@ class Calls:
             raise BackendError(self._stopped)
 
     def call(self, submit: Callable[[], object], convert: Callable[[Any], T]) -> APIFuture[T]:
-        """Submit at once, here; the answer, converted, later. What `submit` raises comes out of the future as well.
+        """Submit now; the future gets the converted answer. It also gets what `submit` raises.
 
         Raises:
             BackendError: the service was stopped.
@@ -67,14 +67,14 @@ class Calls:
         self.check_open()
         try:
             submitted = submit()
-        except Exception as error:  # whatever the SDK raises belongs to whoever waits
+        except Exception as error:  # any error of the SDK is for those who wait
             failed: Future[T] = Future()
             failed.set_exception(failure(error))
             return APIFuture(failed)
         return APIFuture(self.start(answer()))
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine here; its error becomes one line."""
+        """Run a coroutine on this thread; its error becomes one line."""
         future: Future[T] = Future()
         with self._lock:
             self._pending.add(future)
@@ -82,7 +82,7 @@ class Calls:
         async def run() -> None:
             try:
                 result = await work
-            except BaseException as error:  # a cancellation too: nobody may wait for ever
+            except BaseException as error:  # cancellation too, so that no caller waits for ever
                 self._settle(future, error=failure(error))
             else:
                 self._settle(future, result)
@@ -128,7 +128,8 @@ class Calls:
             silent_s = time.monotonic() - heard
             if silent_s >= self._patience_s:
                 self._fail_pending(
-                    f"{self._where} has not answered for {silent_s:.0f} s; start it again, then repeat the command with resume=auto"
+                    f"{self._where} has not answered for {silent_s:.0f} s; "
+                    "start it again, then repeat the command with resume=auto"
                 )
             elif not warned:
                 logger.warning("%s does not answer; what is pending fails after %g s", self._where, self._patience_s)
@@ -136,14 +137,14 @@ class Calls:
 
 
 async def settled(value: Any) -> Any:
-    """What an SDK's call comes to: some return a future, of whichever kind, some the thing itself."""
+    """The result of an SDK's call, which returns a future of some kind or the result itself."""
     if inspect.isawaitable(value):
         return await value
     return await asyncio.wrap_future(value) if isinstance(value, Future) else value
 
 
 def failure(error: BaseException) -> CookbookError:
-    """An SDK's error as one line, in the server's words where it has any."""
+    """An SDK's error as one line: the server's own message, if there is one."""
     if isinstance(error, CookbookError):
         return error
     if isinstance(error, asyncio.CancelledError):
@@ -160,7 +161,7 @@ def failure(error: BaseException) -> CookbookError:
 
 
 def _said(error: BaseException | None) -> str | None:
-    """The server's own words: the `detail` of a status error's body, or what is in a failed operation's text."""
+    """The server's own message: the `detail` of a status error's body, or what is in a failed operation's text."""
     while error is not None:
         body = vars(error).get("body")
         if isinstance(body, dict) and isinstance(body.get("detail"), str):

@@ -1,4 +1,4 @@
-"""The training and sampling clients over the SDK's."""
+"""The training and sampling clients of the tinker backend, over those of the SDK."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ LoadTokenizers = Callable[[], Tokenizers]
 
 
 class TinkerSamplingClient:
-    """Draws from one fixed set of weights. Each request is one of the wire's; the service decides what it runs together.
+    """Samples from one fixed set of weights. Each request is sent by itself; the service decides what it runs together.
 
     Args:
         types: the SDK's module of types.
-        sampler: the SDK's client, once the weights are there.
+        sampler: the SDK's client, once the weights exist.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class TinkerSamplingClient:
 
 
 class TinkerTrainingClient:
-    """One training run of the service. Its operations are numbered when they are called, and run in that order."""
+    """One training run of the service. Its operations run in the order of the calls."""
 
     def __init__(
         self, calls: Calls, features: Features, types: Any, client: Any, role: Role, load_tokenizers: LoadTokenizers
@@ -127,8 +127,8 @@ class TinkerTrainingClient:
         return self._loss(self._open().forward_backward, data, loss_fn, loss_fn_config)
 
     def forward_backward_custom(self, data: Sequence[Datum], loss_fn: CustomLoss) -> APIFuture[ForwardBackwardOutput]:
-        """As `forward_backward` with a loss of one's own: a pass for the logprobs, the loss on a thread here, a pass for its gradient."""
-        from cookbook.backends.tinker.custom_loss import CustomLossCall  # here, because it needs torch
+        """As `forward_backward` with a custom loss: a pass for the logprobs, the loss here, a pass for its gradient."""
+        from cookbook.backends.tinker.custom_loss import CustomLossCall  # it needs torch
 
         client, call = self._open(), CustomLossCall(loss_fn, data)
         inputs = {index: datum.loss_fn_inputs.get("target_tokens") for index, datum in enumerate(data)}
@@ -159,7 +159,7 @@ class TinkerTrainingClient:
         )
 
     def load_state(self, path: str) -> APIFuture[None]:
-        """Load weights; the optimizer starts afresh."""
+        """Load weights and reset the optimizer."""
         client = self._open()
         return self._load(lambda: client.load_state(path))
 
@@ -182,12 +182,15 @@ class TinkerTrainingClient:
         self._check_samples()
         try:
             sampler = self._calls.start(settled(client.save_weights_and_get_sampling_client()))
-        except Exception as error:  # whatever the SDK raises
+        except Exception as error:  # any error of the SDK
             raise failure(error) from error
         return TinkerSamplingClient(self._calls, self._features, self._types, sampler, self._load_tokenizers)
 
     def stop(self) -> None:
-        """Let go of the run; its samplers live on. The service ends it with the session. Later calls raise BackendError. Idempotent."""
+        """Release the run; its samplers remain usable. The service ends it with the session. Idempotent.
+
+        Later calls raise BackendError.
+        """
         self._client = None
 
     def __enter__(self) -> Self:
@@ -221,7 +224,8 @@ class TinkerTrainingClient:
 
     def _load(self, load: Callable[[], object]) -> APIFuture[None]:
         def submit() -> object:
-            # The SDK would rather have a new client made from the state, whose saves then could not replace those of this one.
+            # The SDK advises to make a new client from the state; the saves of that one could not replace those of this
+            # one.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
                 return load()

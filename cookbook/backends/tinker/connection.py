@@ -1,4 +1,4 @@
-"""How a service is reached and what it can do: the SDK's module, the key, one request that tells the rest."""
+"""Connection to a service: the SDK's module, the key, the URL, and a request for what the service can do."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from cookbook.core.suggest import did_you_mean
 T = TypeVar("T")
 
 TINKER = "tinker"
-"""The published SDK; any other module is a vendor's drop-in for it."""
+"""The published SDK; any other module is a drop-in for it."""
 
 KEY_VARIABLE = "TINKER_API_KEY"
 URL_VARIABLE = "TINKER_BASE_URL"
 
 LOCAL_KEY = "tml-local"
-"""For a server on this machine without keys: the SDK insists on one of this form."""
+"""The key for a server on this machine that has none: the SDK requires one of this form."""
 
 ANSWER_S = 20.0
 HOSTED_ANSWER_S = 60.0
@@ -37,10 +37,10 @@ TINKER_CAPABILITIES = Capabilities(
     custom_loss=True,
     topk_prompt_logprobs=True,
 )
-"""Of a service that says nothing of itself: what Tinker documents.
+"""The capabilities of a service that reports none: what Tinker documents.
 
-Without `dro`: its penalty on the ratio does not vanish where the advantage is zero, and Tinker's policy losses have no weights, so it could
-not be kept from the prompt's tokens.
+Without `dro`: its penalty on the ratio does not vanish where the advantage is zero, and Tinker's policy losses have no
+weights, so it could not be limited to the completion's tokens.
 """
 
 
@@ -48,8 +48,8 @@ not be kept from the prompt's tokens.
 class Features:
     """What a service can do.
 
-    `base_models` are those it serves; None where it does not say. `user_metadata` are the keys that it understands when a model is
-    created. `weights` says that every loss takes weights; otherwise only cross_entropy does.
+    `base_models` are those it serves; None if it does not list them. `user_metadata` are the keys that it understands
+    when a model is created. `weights`: every loss takes weights; otherwise only cross_entropy does.
     """
 
     capabilities: Capabilities = TINKER_CAPABILITIES
@@ -60,7 +60,7 @@ class Features:
 
 
 def load_module(name: str) -> Any:
-    """Raises ConfigError: the package is not installed, or its import fails."""
+    """Import the SDK. Raises ConfigError: the package is not installed, or its import fails."""
     try:
         module = importlib.import_module(name)
     except ImportError as error:
@@ -74,17 +74,17 @@ def load_module(name: str) -> Any:
         raise ConfigError(
             f"backend.module={name}: cannot be imported{cause}; {command}, or choose another backend"
         ) from error
-    # These two say on stderr what reaches us as an exception or is no business of the user's.
+    # These two write to stderr what is raised as an exception too, or does not concern the user.
     for noisy in ("retry_handler", "public_interfaces.training_client"):
         logging.getLogger(f"{TINKER}.lib.{noisy}").setLevel(logging.CRITICAL)
     return module
 
 
 def find_url(module: str, base_url: str | None) -> str | None:
-    """The URL that was given, here or in the environment; None is the SDK's own."""
+    """The URL from the configuration or the environment; None is the SDK's own."""
     url = base_url or (os.environ.get(URL_VARIABLE) if module == TINKER else None)
     if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
-        raise ConfigError(f"backend.base_url={url}: is no URL; give one such as http://127.0.0.1:8000")
+        raise ConfigError(f"backend.base_url={url}: is not a URL; give one such as http://127.0.0.1:8000")
     return url.rstrip("/") if url else None
 
 
@@ -92,7 +92,7 @@ def find_key(module: str, variable: str | None, url: str | None) -> str | None:
     """The API key from the environment; None lets a drop-in module look for its own.
 
     Raises:
-        ConfigError: there is none where one is needed, or it cannot be one.
+        ConfigError: a key is needed and there is none, or it is not a key.
     """
     variable = variable or (KEY_VARIABLE if module == TINKER else None)
     if variable is None:
@@ -105,24 +105,25 @@ def find_key(module: str, variable: str | None, url: str | None) -> str | None:
             f"{variable} is not set: the tinker backend needs an API key for {url or module}; export {variable}=..."
         )
     if module == TINKER and not key.startswith(("tml-", "eyJ")):
-        raise ConfigError(f"{variable}: is no key that the tinker SDK accepts; its keys begin with tml-")
+        raise ConfigError(f"{variable}: is not a key that the tinker SDK accepts; its keys begin with tml-")
     return key
 
 
 def silence_telemetry(url: str | None) -> None:
-    """The SDK reports to the server that it talks to, which is nobody's wish but Tinker's own. An explicit TINKER_TELEMETRY stands."""
+    """Turn off the SDK's reports to any server but Tinker's own. An explicit TINKER_TELEMETRY is kept."""
     if url is not None and not str(urlsplit(url).hostname).endswith("thinkingmachines.dev"):
         os.environ.setdefault("TINKER_TELEMETRY", "0")
 
 
 def find_features(module_name: str, module: Any, url: str | None, key: str | None) -> Features:
-    """Ask the service what it can do, which also shows that it is there and takes the key.
+    """Ask the service what it can do, which also checks that it answers and accepts the key.
 
-    At a URL of one's own this is a plain request: the SDK would try for minutes, and drop what it does not know. Tinker itself is asked by
-    its SDK, which may have to exchange the key first. A drop-in module has no such question: its first client shows what is wrong.
+    With a URL this is a plain request: the SDK would retry for minutes, and drop fields that it does not know. Tinker
+    itself is asked by its SDK, which may have to exchange the key first. A drop-in module has no such request: errors
+    show when its first client is made.
 
     Raises:
-        BackendError: no answer, or none that makes sense.
+        BackendError: no answer, or one that is not understood.
         ConfigError: the key is refused.
     """
     if url is not None:
@@ -131,7 +132,8 @@ def find_features(module_name: str, module: Any, url: str | None, key: str | Non
             return _features(answer)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BackendError(
-                f"{url}: its get_server_capabilities is not understood ({error!r}); check backend.base_url, or the server's version"
+                f"{url}: its get_server_capabilities is not understood ({error!r}); "
+                "check backend.base_url, or the server's version"
             ) from error
     if module_name != TINKER:
         return Features()
@@ -140,7 +142,7 @@ def find_features(module_name: str, module: Any, url: str | None, key: str | Non
 
 
 def check_base_model(name: str, served: Sequence[str] | None) -> None:
-    """Raises ConfigError, listing what is served."""
+    """Raises ConfigError if `name` is not among the `served` models."""
     if served is not None and name not in served:
         hint = did_you_mean(name, served)
         names = ", ".join(served) or "none"
@@ -165,7 +167,7 @@ def _get(address: str, key: str | None, url: str) -> Any:
         return response.json()
     except ValueError as error:
         raise BackendError(
-            f"{url} does not answer with JSON, so it is no Tinker API; check backend.base_url"
+            f"{url} does not answer with JSON, so it is not a Tinker API; check backend.base_url"
         ) from error
 
 
@@ -175,10 +177,10 @@ def _ask_tinker(ask: Callable[[], T]) -> T:
     def run() -> None:
         try:
             answer.set_result(ask())
-        except Exception as error:  # whatever the SDK raises
+        except Exception as error:  # any error of the SDK
             answer.set_exception(error)
 
-    threading.Thread(target=run, name="tinker-question", daemon=True).start()  # the SDK goes on trying for minutes
+    threading.Thread(target=run, name="tinker-question", daemon=True).start()  # the SDK retries for minutes
     try:
         return answer.result(HOSTED_ANSWER_S)
     except TimeoutError as error:
@@ -191,14 +193,16 @@ def _ask_tinker(ask: Callable[[], T]) -> T:
 
 def _features(answer: Mapping[str, Any]) -> Features:
     models = tuple(str(model["model_name"]) for model in answer["supported_models"])
-    told = answer.get("cookbook")
-    if told is None:
+    reported = answer.get("cookbook")
+    if reported is None:
         return Features(base_models=models)
-    known = {field.name: told[field.name] for field in fields(Capabilities) if field.name in told}
-    capabilities = Capabilities(**{**known, "losses": frozenset(told["losses"])})
-    # Whatever the service itself has, the SDK makes a custom loss of two passes.
+    known = {field.name: reported[field.name] for field in fields(Capabilities) if field.name in reported}
+    capabilities = Capabilities(**{**known, "losses": frozenset(reported["losses"])})
+    # The SDK runs a custom loss in two passes on any service.
     capabilities = replace(capabilities, custom_loss=True)
-    return Features(capabilities, models, frozenset(told["user_metadata"]), float(told["lora_alpha"]), weights=True)
+    return Features(
+        capabilities, models, frozenset(reported["user_metadata"]), float(reported["lora_alpha"]), weights=True
+    )
 
 
 def _is_loopback(url: str) -> bool:

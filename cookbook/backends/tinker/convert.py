@@ -1,4 +1,4 @@
-"""Between the values of our seam and those of the SDK."""
+"""Conversions between our values and those of the SDK."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ _LARGEST_TOKEN = 2**31 - 1
 
 
 def to_datums(types: Any, data: Sequence[Datum], loss_fn: str, weights: bool) -> list[Any]:
-    """The SDK's datums. Without `weights` (see `Features`) they hold what Tinker documents for `loss_fn`, see `documented_inputs`.
+    """The SDK's datums. Without `weights` (see `Features`) they hold the `documented_inputs` of `loss_fn`.
 
     Raises:
-        DataError: a token that the wire cannot carry. Found here, because what fails within the SDK leaves a gap in its sequence numbers.
+        DataError: a token does not fit int32. Checked here, because a failure within the SDK leaves a gap in its
+            sequence numbers.
     """
     converted = []
     for index, datum in enumerate(data):
@@ -49,7 +50,8 @@ def to_datums(types: Any, data: Sequence[Datum], loss_fn: str, weights: bool) ->
 def documented_inputs(datum: Datum, loss_fn: str) -> dict[str, np.ndarray]:
     """The inputs that Tinker documents: cross_entropy must have weights, the policy losses have none.
 
-    Theirs are in the advantages: each of those losses is, for weights that are not negative, linear in its advantages.
+    There the weights are multiplied into the advantages: for weights that are not negative, each of those losses is
+    linear in its advantages.
     """
     inputs = dict(datum.loss_fn_inputs)
     targets = inputs.get("target_tokens")
@@ -73,7 +75,7 @@ def _array(tensor: Any) -> np.ndarray:
 
 
 class Stops:
-    """The end of a completion: the wire takes texts or tokens to stop at, not both, and does not tell EOS from either."""
+    """The stops of a completion: the wire takes strings or tokens, not both, and reports neither apart from EOS."""
 
     def __init__(self, params: SamplingParams, tokenizer: PreTrainedTokenizerBase, min_max_tokens: int) -> None:
         self._tokens = [stop for stop in params.stop if isinstance(stop, int)]
@@ -86,7 +88,8 @@ class Stops:
         self.wire: list[int] | list[str] | None = self._tokens or strings or None
 
     def sequence(self, sampled: Any) -> SampledSequence:
-        """With texts and tokens both, the tokens were sent, and what follows a text is cut off here: the tokens before it are the same."""
+        """The completion up to its stop. With strings and tokens to stop at, the tokens were sent, and a string cuts
+        here."""
         tokens, logprobs = list(sampled.tokens), list(sampled.logprobs or [])
         reason = self._reason(tokens) if sampled.stop_reason == "stop" else "length"
         end = len(tokens)
@@ -98,7 +101,7 @@ class Stops:
         return SampledSequence(tokens[:end], logprobs[:end], reason)
 
     def _reason(self, tokens: Sequence[int]) -> StopReason:
-        """What is neither asked for nor the tokenizer's EOS is another EOS of the model's."""
+        """A last token that is neither a requested stop nor the tokenizer's EOS is another EOS of the model."""
         if (
             tokens
             and tokens[-1] != self._eos
@@ -119,5 +122,5 @@ def from_sample(
 
 
 def _first_unknown(logprobs: Sequence[float | None]) -> list[float | None]:
-    """Nothing predicts the first token, whatever a service says of it."""
+    """Nothing predicts the first token, so a service's value for it is dropped."""
     return [None, *logprobs[1:]]

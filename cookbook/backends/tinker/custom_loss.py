@@ -1,4 +1,4 @@
-"""A loss of one's own over the SDK's two-pass helper, which calls it between the passes, in the order of the operations."""
+"""Custom losses over the SDK's two-pass helper, which calls the function between the passes, in call order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cookbook.losses.custom import differentiate
 class CustomLossCall:
     """One call of a custom loss.
 
-    The SDK's client accepts nothing more once a loss function has raised, so this one does not: it notes the error, lets the second pass
-    carry a gradient of zero, and raises it from `output`.
+    The SDK's client refuses all later operations once a loss function has raised. So this object keeps the error, gives
+    the second pass a gradient of zero, and raises the error from `output`.
     """
 
     def __init__(self, loss_fn: CustomLoss, data: Sequence[Datum]) -> None:
@@ -26,17 +26,17 @@ class CustomLossCall:
         self._output: ForwardBackwardOutput | None = None
 
     def __call__(self, _: Sequence[Any], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-        """What the SDK differentiates: linear in the logprobs, with the gradient of the loss. Every logprob has one, if only of zero."""
+        """What the SDK differentiates: a function linear in all logprobs, with the gradient of the loss."""
         try:
             slopes = self._run(logprobs)
-        except Exception as error:  # it belongs to whoever waits
+        except Exception as error:  # `output` raises it
             self._error = error
             slopes = [torch.zeros_like(each) for each in logprobs]
         terms = [(each * slope).sum() for each, slope in zip(logprobs, slopes, strict=True)]
         return torch.stack(terms).sum(), {}
 
     def output(self, _: Any) -> ForwardBackwardOutput:
-        """The loss's own metrics, and the logprobs that it was given.
+        """The metrics of the loss, and the logprobs that it was given.
 
         Raises:
             CookbookError: see `differentiate`.

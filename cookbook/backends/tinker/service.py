@@ -1,4 +1,4 @@
-"""The tinker backend's entry point."""
+"""The service client of the tinker backend."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ logger = logging.getLogger(__name__)
 
 HEALTH_ANSWER_S = 10.0
 CLOSE_S = 5.0
-"""How long the end of the session may take; a service that cannot be told ends it by itself."""
+"""Seconds that ending the session may take; otherwise the service ends it by itself."""
 
 SPARSE_LOGPROBS = "sparse_logprobs"
-"""Tells our server that logprobs which no loss reads need not be computed, as everywhere behind this seam."""
+"""Tells our server that logprobs which no loss reads need not be computed."""
 
 
 class TinkerService:
-    """Tinker, our own server, or whatever else the published SDK or a drop-in for it can talk to.
+    """Tinker, our own server, or another service that the published SDK or a drop-in for it can use.
 
-    Making one checks the package, the key, the server and the base model, and provisions nothing.
+    The constructor checks the package, the key, the server and the base model, and provisions nothing.
 
     Args:
         module: the SDK: `tinker`, or a drop-in such as `together.post_training.tinker`.
         base_url: the server; None is `TINKER_BASE_URL`, else the module's own.
-        model_name, model_path: the base model that the run is about, checked at once; a path comes first. None checks nothing.
-        tokenizer: folder or hub id of the tokenizer, where the base model's name tells neither our package nor the SDK.
-        api_key_env: the environment variable with the API key; None is `TINKER_API_KEY`, or what a drop-in module itself looks for. A
-            server on this machine needs none.
+        model_name, model_path: the base model of the run, checked at once; a path takes precedence. None checks
+            nothing.
+        tokenizer: folder or hub id of the tokenizer, if the name of the base model does not determine it.
+        api_key_env: the environment variable with the API key; None is `TINKER_API_KEY`, or the one that a drop-in
+            module reads. A server on this machine needs none.
         patience_s: how long the server may be silent before what is pending fails.
 
     Raises:
-        ConfigError: the package is missing; there is no key or a wrong one; the base model is not served.
+        ConfigError: the package is missing, the key is missing or wrong, or the base model is not served.
         BackendError: the server cannot be reached.
     """
 
@@ -81,7 +82,7 @@ class TinkerService:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the service says of itself, else what Tinker documents."""
+        """What the service reports, else what Tinker documents."""
         return self._features.capabilities
 
     def list_base_models(self) -> list[str]:
@@ -150,13 +151,13 @@ class TinkerService:
         )
 
     def stop(self) -> None:
-        """End the session; all clients made here raise BackendError from then on. Idempotent."""
+        """End the session; later calls of all clients raise BackendError. Idempotent."""
         self._calls.stop("this service was stopped; make a new one")
         try:
             self._sdk.close("success").result(CLOSE_S)
         except AttributeError:
             pass  # drop-ins that have no such method end their sessions when the process ends
-        except Exception as error:  # whatever the SDK raises; nothing depends on it
+        except Exception as error:  # any error of the SDK; nothing depends on it
             logger.warning(
                 "the session could not be ended (%s); the service will do so by itself", " ".join(str(error).split())
             )
@@ -187,7 +188,7 @@ class TinkerService:
             return
         self._warned_of_alpha = True
         logger.warning(
-            "lora.alpha=%g: this service does not take it and uses its own, %g as a rule",
+            "lora.alpha=%g: this service does not take it and uses its own, usually %g",
             alpha,
             self._features.lora_alpha,
         )

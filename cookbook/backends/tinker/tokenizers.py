@@ -1,4 +1,4 @@
-"""Where a base model's tokenizer comes from."""
+"""Tokenizers of base models."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """A base model's tokenizer twice: one must not be used by two threads at once."""
+    """Two copies of a base model's tokenizer, because one must not be used by two threads at once."""
 
     callers: PreTrainedTokenizerBase
     background: PreTrainedTokenizerBase
 
 
 def load_tokenizers(base_model: str, given: str | None, client: Any) -> Tokenizers:
-    """From the place `given`; else, for a model that this package knows or a folder here, from there; else as the SDK's client does.
+    """Load from `given` if it is set, else from a bundled model or a folder of that name, else as the SDK's client
+    does.
 
     Raises:
         BackendError: it could not be loaded.
