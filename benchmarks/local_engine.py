@@ -2,9 +2,9 @@
 
     python benchmarks/local_engine.py [--model NAME] [--prompts 40] [--samples 8] [--max-tokens 80] [--repeats 2]
 
-Sampling peer: `generate(num_return_sequences=...)` on the left-padded prompts, in one call.
-Training peer: one right-padded forward of the causal LM over all sequences, logits everywhere, and its backward pass.
-Both run a LoRA adapter of rank 32 in float32. Without `--model`, a random Llama of 1.7M parameters with 97 tokens is made.
+Sampling peer: `generate(num_return_sequences=...)` on the left-padded prompts, in one call. Training peer: one
+right-padded forward of the causal LM over all sequences, logits everywhere, and its backward pass. Both run a LoRA
+adapter of rank 32 in float32. Without `--model`, a random Llama of 1.7M parameters with 97 tokens is made.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def policy_datum(tokens: list[int], start: int) -> Datum:
 
 
 def report(what: str, repeats: int, ours: Callable[[], object], peer: Callable[[], object]) -> None:
-    """Print the seconds of the fastest repetition of each, taken in turn after one that is not counted, and their ratio."""
+    """Print the seconds of the fastest repetition of each, and their ratio. The first repetition is not counted."""
     times: list[list[float]] = [[], []]
     for _ in range(repeats + 1):
         for work, taken in zip((ours, peer), times, strict=True):

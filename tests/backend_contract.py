@@ -1,4 +1,4 @@
-"""ONE suite that every backend must pass: what a loop may rely on, whatever runs the work.
+"""The contract of backends: ONE suite that every backend must pass, and that loops rely on.
 
 A backend's test file subclasses `BackendContract` under a name that starts with `Test` and says how to make a service:
 
@@ -9,7 +9,8 @@ A backend's test file subclasses `BackendContract` under a name that starts with
         def make_service(cls, state_dir: Path) -> ServiceClient:
             return MyService(state_dir=str(state_dir))
 
-What a backend cannot do, by its `Capabilities`, is skipped or must be refused. Nothing here knows a tokenizer's details.
+What a backend cannot do, by its `Capabilities`, is skipped or must be refused. Nothing here knows a tokenizer's
+details.
 """
 
 from tests.contract.losses import LossContract
@@ -19,4 +20,4 @@ from tests.contract.training import TrainingContract
 
 
 class BackendContract(TrainingContract, LossContract, SamplingContract, SessionContract):
-    """The whole contract. A subclass sets `base_model`, `make_service` and, where their defaults do not fit, the numbers of the harness."""
+    """The whole contract. A subclass sets `base_model`, `make_service` and, if needed, the numbers of the harness."""

@@ -1,4 +1,4 @@
-"""A drop-in for the tinker SDK as vendors make them: clients come at once, futures can only be awaited, nothing is listed."""
+"""A drop-in for the tinker SDK like those of vendors: no futures of clients, results to await, no list of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the local backend's tests share: a small random model with a character tokenizer, datums, and a way to see gradients."""
+"""Helpers of the local backend's tests: a small random model with a character tokenizer, datums, and gradients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def random_tokens(seed: int, length: int) -> list[int]:
 
 
 def policy_data(seed: int = 0) -> list[Datum]:
-    """Nine datums of different lengths with prompts of weight zero; datum 3 has advantage zero, datum 5 weight zero throughout."""
+    """Nine datums of different lengths with prompts of weight zero; datum 3 has advantage zero, datum 5 only weight
+    zero."""
     generator = np.random.default_rng(seed)
     data = []
     for index, length in enumerate([7, 31, 18, 12, 5, 9, 40, 23, 2]):
@@ -65,8 +66,8 @@ def policy_data(seed: int = 0) -> list[Datum]:
 
 
 def soft_data() -> list[Datum]:
-    """Seven datums, every second with soft targets, of 1 to 6 per position: weights of both signs, whole positions and the last targets of
-    others of weight zero, one datum of weight zero throughout, one without weights."""
+    """Seven datums, every second with soft targets, of 1 to 6 per position: weights of both signs, whole positions and
+    the last targets of others of weight zero, one datum with only weight zero, one without weights."""
     generator = np.random.default_rng(0)
     data = []
     for length, shape in [(7, (3,)), (31, ()), (18, (6,)), (12, ()), (5, (4,)), (9, ()), (40, (1,))]:

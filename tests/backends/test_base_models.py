@@ -1,4 +1,4 @@
-"""Names of base models, and what is said when one cannot be had."""
+"""Names of base models, and the errors of those that cannot be loaded."""
 
 import json
 import shutil

@@ -1,3 +1,5 @@
+"""The contract on the backends that run in this process."""
+
 from pathlib import Path
 
 import torch
@@ -23,7 +25,5 @@ class TestLocalBackend(BackendContract):
 
     @classmethod
     def make_service(cls, state_dir: Path) -> ServiceClient:
-        torch.set_num_threads(
-            1
-        )  # for this small a model threads cost more than they bring, the more so beside other processes
+        torch.set_num_threads(1)  # threads slow down a model this small
         return LocalService(device="cpu", dtype="float32", state_dir=str(state_dir))

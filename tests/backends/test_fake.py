@@ -1,4 +1,4 @@
-"""What the contract does not ask of every backend: exactness to the last digit, determinism, the tokenizer, and doing without torch."""
+"""The fake backend beyond the contract: exactness, determinism, the tokenizer, and independence of torch."""
 
 import dataclasses
 import subprocess
@@ -287,17 +287,17 @@ def test_chat_renders_parses_and_masks() -> None:
 
 
 WITHOUT_TORCH = """
-import sys, time
+import sys
 from cookbook.backends.fake import FakeService
-from cookbook.backends.types import AdamParams, Datum, ModelInput, SamplingParams
+from cookbook.core.types import AdamParams, Datum, ModelInput, SamplingParams
 
-start = time.perf_counter()
 service = FakeService()
 client = service.create_lora_training_client("m")
 prompt = ModelInput.from_ints(b"question?")
 for step in range(2):
     sampler = client.save_weights_and_get_sampling_client()
-    groups = [sampler.sample(prompt, 8, SamplingParams(max_tokens=64, seed=i, stop=("END",))).result() for i in range(32)]
+    params = [SamplingParams(max_tokens=64, seed=i, stop=("END",)) for i in range(32)]
+    groups = [sampler.sample(prompt, 8, each).result() for each in params]
     data = []
     for sequence in (sequence for group in groups for sequence in group.sequences):
         tokens = [*prompt.tokens, *sequence.tokens]
@@ -309,12 +309,10 @@ for step in range(2):
     client.optim_step(AdamParams()).result()
     client.save_state("s").result()
 service.stop()
-print(time.perf_counter() - start)
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 """
 
 
-def test_drives_a_loop_without_torch_in_well_under_a_second() -> None:
+def test_drives_a_loop_without_torch() -> None:
     run = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0, run.stderr
-    assert float(run.stdout) < 2.0  # half a second on an idle core

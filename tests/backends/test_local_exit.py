@@ -6,7 +6,7 @@ import sys
 SCRIPT = """
 import numpy as np
 from cookbook.backends.local import LocalService
-from cookbook.backends.types import AdamParams, Datum, ModelInput
+from cookbook.core.types import AdamParams, Datum, ModelInput
 
 client = LocalService().create_lora_training_client("tiny", rank=8, seed=0)
 data = [Datum(ModelInput.from_ints(range(10, 200)), {"target_tokens": np.arange(11, 201)})] * 8

@@ -1,4 +1,4 @@
-"""Sampling on the local backend: the right distribution, the same tokens in any company, logprobs that the trainer agrees with."""
+"""Sampling on the local backend: the distribution, tokens independent of the batch, logprobs equal to the trainer's."""
 
 import asyncio
 from collections.abc import Iterator
@@ -232,7 +232,7 @@ def test_bad_requests_fail_alone_with_their_numbers(sampler: LocalSamplingClient
 
 
 def test_operations_see_samples_in_call_order(service: LocalService, random_model: str) -> None:
-    """A sample asked for before a step is answered as one asked for after it would be: samplers are pinned, training goes on."""
+    """A request made before a step gets the same answer as one made after it: samplers are pinned."""
     client = service.create_lora_training_client(random_model, rank=4, seed=0)
     futures = []
     for step in range(3):

@@ -113,7 +113,8 @@ def test_logits_in_chunks_give_the_same_gradient(
 def test_soft_targets_equal_a_float64_reference(
     random_model: str, token_budget: int, logit_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside hard targets, of several widths, however they are batched: the logprobs, the loss and the gradient of every weight."""
+    """Beside hard targets, of several widths, however they are batched: the logprobs, the loss and the gradient of
+    every weight."""
     monkeypatch.setattr(local_model, "_LOGIT_ELEMENTS", logit_elements)
     data = soft_data()
     peer = AutoModelForCausalLM.from_pretrained(random_model, dtype=torch.float64)
@@ -178,7 +179,8 @@ def test_soft_targets_share_one_pass_and_padding_costs_nothing(service: LocalSer
 
 @pytest.mark.parametrize("token_budget", [1000, 1])
 def test_custom_loss_over_soft_targets(random_model: str, token_budget: int) -> None:
-    """A loss that couples all logprobs, in one operation and in the two passes of cross_entropy that a remote client makes."""
+    """A loss that couples all logprobs, in one operation and in the two passes of cross_entropy that a remote client
+    makes."""
 
     def squared_sum(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
         terms = [(each * torch.arange(1, each.numel() + 1).reshape(each.shape)).mean() for each in logprobs]

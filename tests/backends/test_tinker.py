@@ -1,4 +1,4 @@
-"""The tinker backend: the whole contract against our own server over a socket, what is refused before a run starts, and drop-in modules."""
+"""The tinker backend: the contract against our own server over a socket, early errors, and drop-in modules."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_each_obstacle_has_its_line(url: str, tmp_path: Path, monkeypatch: pytes
         silent = f"http://127.0.0.1:{free.getsockname()[1]}"
     obstacles = [
         ({"module": "no_such_sdk"}, ConfigError, "no_such_sdk.*cannot be imported"),
-        ({"base_url": "localhost:8000"}, ConfigError, "is no URL"),
+        ({"base_url": "localhost:8000"}, ConfigError, "is not a URL"),
         ({"base_url": "http://example.invalid"}, ConfigError, "TINKER_API_KEY is not set"),
         ({"base_url": silent}, BackendError, "cannot be reached.*start the server"),
         ({"base_url": f"{url}/elsewhere"}, BackendError, "answers 404"),

@@ -1,4 +1,4 @@
-"""What every part of the backend contract works with: a service, training clients that are all alike, data, and comparisons."""
+"""The harness of the backend contract: a service, identical training clients, data, and comparisons."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float, wha
 
 def assert_differ(actual: np.ndarray, other: np.ndarray, tolerance: float, what: str) -> None:
     gap = float(np.abs(actual - other).max())
-    assert gap > 10 * tolerance, f"{what}: the largest difference is {gap:.2e}, which is no difference"
+    assert gap > 10 * tolerance, f"{what}: the largest difference is {gap:.2e}, which is within rounding"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class Memoriser:
 class ContractHarness:
     """The fixtures of the contract.
 
-    `tolerance` bounds rounding; `learning_rate` is one with which `memorise_steps` steps of AdamW learn ten digits by heart.
+    `tolerance` bounds rounding; `learning_rate` is one with which `memorise_steps` steps of AdamW learn ten digits by
+    heart.
     """
 
     base_model: str
@@ -94,7 +95,7 @@ class ContractHarness:
 
     @classmethod
     def make_service(cls, state_dir: Path) -> ServiceClient:
-        """A service whose saved states live under `state_dir` and can be read by the next service made with the same one."""
+        """A service that saves states under `state_dir`, where the next service with the same folder can read them."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
@@ -111,7 +112,7 @@ class ContractHarness:
 
     @pytest.fixture
     def new_client(self, service: ServiceClient) -> Iterator[Callable[[], TrainingClient]]:
-        """Makes training clients that are all alike; stops them at the end."""
+        """Makes identical training clients and stops them at the end."""
         clients: list[TrainingClient] = []
 
         def make() -> TrainingClient:
@@ -163,7 +164,8 @@ class ContractHarness:
         return dataclasses.replace(AdamParams(learning_rate=cls.learning_rate), **changes)
 
     def smooth_adam(self, **changes: float) -> AdamParams:
-        """A step that depends on the gradient's size and not on its sign alone, and so neither hides a factor nor amplifies rounding."""
+        """A step that depends on the gradient's size, not only on its sign: it neither hides a factor nor amplifies
+        rounding."""
         return self.adam(eps=0.1, **changes)
 
     def train(self, client: TrainingClient, data: Sequence[Datum], adam_params: AdamParams | None = None) -> None:

@@ -97,7 +97,8 @@ def torch_loss(
 
 class LossContract(ContractHarness):
     def policy_data(self, client: TrainingClient, data: Sequence[Datum]) -> list[Datum]:
-        """Data for every policy loss: ratios on both sides of every clip, advantages of both signs, some positions masked."""
+        """Data for every policy loss: ratios on both sides of every clip, both signs of advantages, masked
+        positions."""
         rng = np.random.default_rng(0)
         output = client.forward(data, "cross_entropy").result(60)
         return [
@@ -221,7 +222,7 @@ class LossContract(ContractHarness):
         metrics = run(client, data, loss).result(60).metrics
         expected = client.forward(data, "cross_entropy").result(60).metrics["loss:sum"]
         assert metrics.pop("loss:sum") == pytest.approx(expected, rel=self.tolerance), (
-            "the loss itself, whatever it says"
+            "the loss itself, not the function's metric"
         )
         assert metrics == {"entropy:mean": 0.5, "length:max": 7.0, "datums:sum": len(data)}
         assert {type(value) for value in metrics.values()} == {float}

@@ -178,7 +178,8 @@ def test_on_policy_gspo_has_the_gradient_of_importance_sampling_for_outcome_rewa
 
 @pytest.mark.parametrize("name", ["gspo", "gspo_token", "dro"])
 def test_local_backend_sees_whole_sequences_however_it_batches(name: str):
-    """Tokens with advantage zero still count in the sequence ratio (and feel dro's pull), and no micro-batch cuts a datum."""
+    """Tokens with advantage zero still count in the sequence ratio (and have dro's penalty), and no micro-batch cuts a
+    datum."""
     config = {} if name == "dro" else {"clip_low_threshold": 0.5, "clip_high_threshold": 2.0}
     results = []
     for token_budget in (4096, 8):

@@ -1,4 +1,4 @@
-"""forward, autograd at the client, cross_entropy with weights of either sign: the gradient of the one-pass custom loss."""
+"""The two-pass custom loss has the gradient of the one-pass one."""
 
 import numpy as np
 import pytest

@@ -44,7 +44,7 @@ class ScriptedSampler:
 
 
 class TwoTurns:
-    """Answers the first turn with tokens 7 and 8; the second ends the episode with the sample's own number as reward."""
+    """The first turn is answered with tokens 7 and 8; the second ends the episode with the sample's token as reward."""
 
     def __init__(self, example, status="correct"):
         self.prompt = (1, 2, int(example.id))
