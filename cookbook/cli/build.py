@@ -1,7 +1,6 @@
 """From configuration to objects: the only module that calls Hydra's `instantiate`.
 
-Every `_target_` is found, its arguments are held against its signature, and its kind against what the loop takes, before
-anything is made.
+Every `_target_` is found, and its arguments and its kind are checked, before anything is made.
 """
 
 from __future__ import annotations
@@ -31,20 +30,21 @@ EVERY_LOOP = ("service", "logger")
 
 
 def build(config: RunConfig, shared_service: ServiceClient | None = None) -> tuple[Loop, CommonComponents]:
-    """The loop of a run and the components it asks for. Cheap: a service loads no weights before its first client, and the
-    run is checked against it first.
+    """The loop of a run and the components it asks for. Cheap: a service loads no weights before its first client, and
+    the run is checked against it first.
 
-    A loop is a function `loop(config, components)`; the dataclass that annotates `components` names those it needs, as they
-    are called in the configuration, and their kinds (`cookbook.core.kinds`). One whose default is None need not be chosen.
-    A component that the loop does not use may not be chosen.
+    A loop is a function `loop(config, components)`; the dataclass that annotates `components` names those it needs, as
+    they are called in the configuration, and their kinds (`cookbook.core.kinds`). One whose default is None need not be
+    chosen. A component that the loop does not use may not be chosen.
 
     Args:
         config: the run.
-        shared_service: a running service to use instead of a new one of `config.backend`, as the stages of a pipeline do.
+        shared_service: a running service to use instead of a new one of `config.backend`, as in a pipeline.
 
     Raises:
-        ConfigError: a component is missing, not used or of a kind that the loop does not take, has an unknown or a missing
-            argument, or its `_target_` does not import; a logger lacks a package or a login; two values contradict each other.
+        ConfigError: a component is missing, not used or of a kind that the loop does not take, has an unknown or a
+            missing argument, or its `_target_` does not import; a logger lacks a package or a login; two values
+            contradict each other.
         CapabilityError: the backend cannot do what the run asks for.
         CookbookError: what a component itself raises, such as DataError for a dataset's broken line.
     """

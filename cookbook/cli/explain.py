@@ -28,7 +28,7 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     cause = error.__cause__
     if isinstance(error, OverrideParseException):
         return ConfigError(
-            f"{error.override}: cannot be read as key=value; quote a value with spaces or brackets, as in 'key=\"a (b)\"'"
+            f"{error.override}: cannot be read as key=value; quote a value with spaces or brackets: 'key=\"a (b)\"'"
         )
     if isinstance(error, MissingConfigException):
         return _missing_option(error, text)

@@ -48,7 +48,7 @@ def _own_kind(component: Any) -> str | None:
 
 
 def _kind_of_target(component: Component, name: str) -> str | None:
-    """The kind that the class says; None where only what it makes can tell, as for a function that makes a component."""
+    """The kind that the class says; None where only what it makes can tell: a function that makes a component."""
     target = locate(component["_target_"], name)
     if kind := _own_kind(target):
         return kind
@@ -80,7 +80,7 @@ def _check(kind: str | None, accepted: Kinds, name: str, config: RunConfig) -> N
 
 
 def _fitting_options(accepted: Kinds, name: str) -> list[str]:
-    """The options of a group that are of an accepted kind; those that do not import, or do not say their kind, are left out."""
+    """The options of a group that are of an accepted kind, without those that do not import or do not say theirs."""
     fitting: list[str] = []
     for option in options(name):
         component = yaml.safe_load(option_file(name, option).read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cookbook.cli import flags, folders
@@ -25,14 +26,15 @@ SETTINGS = """\
 Settings (key=value; all of them: --cfg job)
   seed=0  run_dir=DIR  resume=never|auto|DIR  debug=true
   model.path=DIR  dataset.path=DIR
-  loop.steps  loop.groups_per_batch  loop.group_size  loop.max_tokens  loop.temperature  loop.num_substeps  loop.kl_penalty_coef
+  loop.steps  loop.groups_per_batch  loop.group_size  loop.max_tokens  loop.temperature  loop.num_substeps
+  loop.kl_penalty_coef  loop.batch_size  loop.epochs
   optim.learning_rate  lora.rank  lora.alpha
   eval.every  eval.examples  checkpoint.every  checkpoint.keep  budget.max_usd  budget.max_tokens
 """
 
 FLAGS = """\
 Flags
-  -m                 run once for each combination of values separated by commas; a repeated sweep skips its finished jobs
+  -m                 run once for each combination of values separated by commas; repeated, it skips finished jobs
   --cfg job          print the configuration and stop
   --config-dir DIR   options of your own (docs/your_own.md); ./conf is found without it
   --debug            show the traceback of an error as well (the same as debug=true)
@@ -61,7 +63,7 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`cookbook help [NAME]`: print everything, or what a command, a recipe or a group is. Exit status 2 where there is no NAME."""
+    """`cookbook help [NAME]`: print everything, or what NAME is. Exit status 2 where there is nothing of that name."""
     try:
         command = flags.parse(arguments)
         folders.use(command.config_dirs)
@@ -79,10 +81,8 @@ def _about(name: str) -> str:
     if name == "help":
         return commands.COMMANDS["help"].summary
     if name in commands.COMMANDS:
-        try:
+        with suppress(SystemExit):
             importlib.import_module(commands.COMMANDS[name].module).main(["--help"])
-        except SystemExit:
-            pass
         return ""
     if name in groups():
         return "\n".join([f"{name}=OPTION"] + [f"  {option}: {summary_line(name, option)}" for option in options(name)])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from typing import Any, TextIO
+from typing import TextIO
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -19,7 +20,7 @@ VERSION_BASE = "1.3"
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
-    """The configuration that `overrides` make, with Hydra's own part under `hydra`. Works within a Hydra program as well.
+    """The configuration that `overrides` make, with Hydra's own part under `hydra`. Works within a Hydra program too.
 
     Raises:
         HydraException, OmegaConfBaseException, YAMLError: what is wrong with them; see `cookbook.cli.explain`.
@@ -39,7 +40,7 @@ def run_command_line(job: TaskFunction, arguments: Sequence[str]) -> None:
     Raises:
         Exception: what composing raised, or `job`; in a sweep that of the first job that failed.
     """
-    with _process(arguments), redirect_stderr(_Stderr(sys.stderr)):  # type: ignore[type-var]
+    with _process(arguments), redirect_stderr(_Stderr(sys.stderr)):
         hydra.main(version_base=VERSION_BASE, config_path=str(folders.CONF), config_name="config")(job)()
 
 
@@ -59,8 +60,8 @@ def _process(arguments: Sequence[str]) -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = full_error
 
 
-class _Stderr:
-    """stderr without the line with which Hydra announces that a job failed: the job's error follows in a line of ours."""
+class _Stderr(io.TextIOBase):
+    """stderr without the line with which Hydra announces that a job failed: its error follows in a line of ours."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -70,5 +71,11 @@ class _Stderr:
             return len(text)
         return self._stream.write(text)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()

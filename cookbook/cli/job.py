@@ -106,11 +106,11 @@ def _announce(config: RunConfig, next_step: int, said: Sequence[str]) -> None:
     """The first lines of a run, on the console and in its log."""
     choices = config.choices
     others = [recipe for recipe in sizes(config.recipe) if recipe != config.recipe]
+    size = f"recipe {config.recipe} at {size_name(config.recipe)} size"
     lines = [
-        f"recipe {config.recipe} at {size_name(config.recipe)} size"
-        + (f" (others: {', '.join(others)})" if others else ""),
-        f"backend {choices['backend']}, model {config.model.base_model}, dataset {choices.get('dataset', 'of each stage')}, "
-        f"seed {config.seed}",
+        f"{size} (others: {', '.join(others)})" if others else size,
+        f"backend {choices['backend']}, model {config.model.base_model}, "
+        f"dataset {choices.get('dataset', 'of each stage')}, seed {config.seed}",
         *said,
         f"{f'continuing at step {next_step + 1}' if next_step else 'writing'} in {config.run_dir}",
     ]

@@ -1,8 +1,8 @@
 """Several recipes in a row, each starting from the weights that the last one ended with.
 
-The stages are YAML: a recipe, and what is different about it here. Model, adapter, backend, seed, logger, prices and budget
-are those of the pipeline. Every stage is a run of its own in a folder of its own, so each can be resumed; a finished one is
-not repeated.
+The stages are YAML: a recipe, and what is different about it here. Model, adapter, backend, seed, logger, prices and
+budget are those of the pipeline. Every stage is a run of its own in a folder of its own, so each can be resumed; a
+finished one is not repeated.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ class Components(CommonComponents):
 
 
 def run(config: RunConfig, components: Components) -> float | None:
-    """Run every stage that has not finished, then write one summary, one `metrics.jsonl` and one report over all of them.
+    """Run every stage that has not finished, then write one summary, one `metrics.jsonl` and one report over all.
 
     Returns the headline metric of the last stage; None where an earlier call has finished it.
 
     Raises:
-        CookbookError: whatever a stage raises; what the finished ones left stays, and resuming goes on with the stage that failed.
+        CookbookError: whatever a stage raises; what the finished ones left stays, and resuming continues with the stage
+            that failed.
     """
     pipeline: PipelineConfig = config.loop
     started = time.monotonic()
@@ -111,7 +112,7 @@ def _final_weights(folder: Path) -> str:
 
 
 def _combined(config: RunConfig, summaries: Mapping[str, Mapping[str, Any]], wall_s: float) -> dict[str, Any]:
-    """The evaluations of the first stage before and the last one after, tokens and cost added up, and every stage's own."""
+    """The evaluations before the first stage and after the last one, sums of tokens and cost, and each stage's own."""
     stages: Sequence[Mapping[str, Any]] = list(summaries.values())
     tokens = {kind: sum(stage["tokens"][kind] for stage in stages) for kind in ("prefill", "sampled", "trained")}
     return {

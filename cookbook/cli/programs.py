@@ -33,7 +33,7 @@ def load_config(recipe: str, *overrides: str, config_dir: str | Path | None = No
 
 
 def train(recipe: str, *overrides: str, config_dir: str | Path | None = None) -> dict[str, Any]:
-    """Run a recipe and return what its `summary.json` holds. Arguments as those of `load_config`.
+    """Run a recipe; see `cookbook.train`. Returns what its `summary.json` holds, and `run_dir`.
 
     Works where an event loop is running, as in a notebook: training then happens in another thread.
 
@@ -43,7 +43,7 @@ def train(recipe: str, *overrides: str, config_dir: str | Path | None = None) ->
     config = load_config(recipe, *overrides, config_dir=config_dir)
     config.run_dir = str(_choose_folder(config, overrides))
     _outside_event_loop(lambda: job.execute(config))
-    return run_dir.read_summary(Path(config.run_dir))
+    return {**run_dir.read_summary(Path(config.run_dir)), "run_dir": config.run_dir}
 
 
 def _choose_folder(config: RunConfig, overrides: Sequence[str]) -> Path:

@@ -1,4 +1,4 @@
-"""Where a run writes, and whether it begins there or goes on: `run_dir` and `resume`."""
+"""The folder of a run, and whether the run starts or continues there: `run_dir` and `resume`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ MAY_CHANGE = (
     "budget",
     "prices",
 )
-"""Keys, and sections, that a resumed run may set anew: none of them changes what a step computes. (The number of steps does
-where the learning rate follows a schedule; there it may not change.)"""
+"""Keys, and sections, that may change when a run is resumed: none of them changes what a step computes. (The number of
+steps does where the learning rate follows a schedule; there it may not change.)"""
 
 
 def choose(run_dir: Path, given: bool, resume: str) -> Path:
@@ -53,7 +53,7 @@ def choose(run_dir: Path, given: bool, resume: str) -> Path:
     if resume == "never":
         if holds_run(run_dir):
             raise CheckpointError(
-                f"run_dir={run_dir}: already holds a run; add resume=auto to continue it, or choose another run_dir to start afresh"
+                f"run_dir={run_dir}: already holds a run; add resume=auto to continue it, or choose another run_dir"
             )
         return run_dir
     if resume == "auto":
@@ -67,11 +67,11 @@ def choose(run_dir: Path, given: bool, resume: str) -> Path:
         )
         hint = did_you_mean(folder.name, ["never", "auto", *siblings])
         raise CheckpointError(
-            f"resume={resume}: is no run{hint}; give never, auto, or a folder with the {CONFIG_FILE} of a run"
+            f"resume={resume}: is not a run{hint}; give never, auto, or a folder with the {CONFIG_FILE} of a run"
         )
     if given and run_dir.absolute() != folder.absolute():
         raise ConfigError(
-            f"resume={resume} with run_dir={run_dir}: are two folders; a run goes on where it is, so leave run_dir out"
+            f"resume={resume} with run_dir={run_dir}: are two folders; a run continues in its own: remove run_dir=..."
         )
     return folder
 
@@ -97,7 +97,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def is_finished(config: RunConfig) -> bool:
-    """Whether the run in `config.run_dir` has completed all that `config` asks for. More steps than it took are work again.
+    """Whether the run in `config.run_dir` has completed all that `config` asks for. With more steps it has not.
 
     Raises:
         CheckpointError: the run there was made with other settings.
@@ -111,9 +111,9 @@ def is_finished(config: RunConfig) -> bool:
 
 
 def claim(config: RunConfig) -> int:
-    """Make `config.run_dir` this run's and write its `config.yaml`. Returns the step at which it goes on, 0 at the beginning.
+    """Make `config.run_dir` this run's and write its `config.yaml`. Returns the step at which it continues.
 
-    A run without a checkpoint begins afresh.
+    That is 0 for a new run, and for one without a checkpoint.
 
     Raises:
         CheckpointError: the run there was made with other settings, or the folder cannot be written.
@@ -135,7 +135,7 @@ def claim(config: RunConfig) -> int:
 
 
 def check_unchanged(config: RunConfig) -> None:
-    """Hold `config` against the one that the run in `config.run_dir` was started with.
+    """Compare `config` with the one that the run in `config.run_dir` was started with.
 
     Raises:
         CheckpointError: they differ in a key outside MAY_CHANGE; all such keys are named.
@@ -154,8 +154,8 @@ def check_unchanged(config: RunConfig) -> None:
     ]
     if changes:
         raise CheckpointError(
-            f"run_dir={folder}: holds a run with other settings ({'; '.join(changes)}); repeat those settings to continue it, "
-            "or choose another run_dir to start afresh"
+            f"run_dir={folder}: holds a run with other settings ({'; '.join(changes)}); repeat those settings to "
+            "continue it, or choose another run_dir"
         )
 
 
@@ -169,7 +169,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{file}: is not YAML any more ({' '.join(str(error).split())}); restore it or choose another run_dir"
+            f"{file}: is not YAML ({' '.join(str(error).split())}); restore it or choose another run_dir"
         ) from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: is not the configuration of a run; restore it or choose another run_dir")

@@ -18,7 +18,10 @@ from cookbook.loops.sft import SFTConfig
 
 @dataclass
 class StageConfig:
-    """A stage of a pipeline: a recipe, the options of groups that differ from it, and values that do, nested as in the configuration."""
+    """A stage of a pipeline: a recipe, the options of groups that differ from it, and values that differ.
+
+    `settings` are nested as in the configuration.
+    """
 
     recipe: str = MISSING
     groups: dict[str, str] = field(default_factory=dict)

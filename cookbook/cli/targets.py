@@ -1,4 +1,4 @@
-"""Targets: the class or function behind a `_target_`, and its arguments held against its signature before it is called."""
+"""The class or function that a `_target_` names, and a check of its arguments before it is called."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Whether a configured value can be of a plain annotated type. Any other annotation is the target's own business."""
+    """Whether a configured value can be of a plain annotated type. Other annotations are not checked."""
     names = [name.strip() for name in _type_name(annotation).split("|")]
     if not {*names} <= {*SCALARS, "None"}:
         return True
@@ -113,8 +113,8 @@ def locate(target: str, path: str) -> Callable[..., Any]:
     """The class or function with the dotted name `target`.
 
     Raises:
-        ConfigError: it does not import, with the cause; there is no such name, with the closest one; or a file of the user's
-            hides the package of the cookbook that it is in.
+        ConfigError: it does not import, with the cause; there is no such name, with the closest one; or a file of the
+            user's hides the package of the cookbook that it is in.
     """
     names = target.split(".")
     _check_not_hidden(names[0], target, path)
@@ -131,7 +131,8 @@ def locate(target: str, path: str) -> Callable[..., Any]:
             raise _import_failure(target, path, error) from error
     if module is None:
         raise ConfigError(
-            f"{path}._target_={target}: there is no module {names[0]}; give the full dotted name, such as rewards.math.GSM8K"
+            f"{path}._target_={target}: there is no module {names[0]}; give the full dotted name, such as "
+            "rewards.math.GSM8K; modules in the working directory and beside your conf folder are found"
         )
     found: Any = module
     for name in rest:
