@@ -1,7 +1,8 @@
 """Which problems a step is about: a fixed order, the easiest first, or an order that follows the rewards.
 
-A curriculum is a function of its settings, the run's seed, and what was recorded of the problems that it chose. Its state
-is plain JSON and part of every checkpoint, so that a resumed run chooses what an uninterrupted one would have chosen.
+A curriculum is a function of its settings, the run's seed, and what was recorded of the problems that it chose. Its
+state is plain JSON and part of every checkpoint, so that a resumed run chooses what an uninterrupted one would have
+chosen.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Curriculum(Protocol):
         ...
 
     def record(self, indices: Sequence[int], rewards_PG: Sequence[Sequence[float]]) -> None:
-        """What came of chosen examples: for each, the rewards of its group, none where no completion could be graded."""
+        """The outcome of chosen examples: for each, the rewards of its group; empty if none could be graded."""
         ...
 
     def metrics(self) -> Metrics:
@@ -47,7 +48,9 @@ class Curriculum(Protocol):
 
 
 CurriculumMaker = Callable[[Sequence[Example], int], Curriculum]
-"""From the training examples and the run's seed to the curriculum of that run. Raises CookbookError where they are unsuitable."""
+"""From the training examples and the run's seed to the curriculum of that run. Raises CookbookError where they are
+unsuitable.
+"""
 
 
 class InOrder:
@@ -90,7 +93,8 @@ class _FixedOrder:
 
 @dataclass(frozen=True)
 class Difficulty:
-    """Curriculum learning (Bengio et al. 2009): a shuffle of the easiest bucket, which one harder bucket after another joins.
+    """Curriculum learning (Bengio et al. 2009): a shuffle of the easiest bucket, which one harder bucket after another
+    joins.
 
     Args:
         key: the entry of `example.extra` to sort by: a number, or a text, whose length in characters counts.
@@ -116,7 +120,7 @@ class Difficulty:
         _require(self.window >= 1, f"curriculum.window={self.window}: must be at least 1")
         _require(
             self.open_after is not None or self.open_at is not None,
-            "curriculum.open_after=null with curriculum.open_at=null: no bucket but the first would ever open; set one of them",
+            "curriculum.open_after=null with curriculum.open_at=null: only the first bucket would ever open; set one",
         )
 
     def __call__(self, examples: Sequence[Example], seed: int) -> Curriculum:
@@ -128,7 +132,7 @@ class Difficulty:
             return _EasiestFirst(self, list(buckets.values()), seed)
         if self.buckets > len(examples):
             raise ConfigError(
-                f"curriculum.buckets={self.buckets}: there are only {len(examples)} training examples; choose fewer buckets"
+                f"curriculum.buckets={self.buckets}: there are only {len(examples)} training examples; choose fewer"
             )
         order = np.argsort(difficulties, kind="stable")
         return _EasiestFirst(self, [part.tolist() for part in np.array_split(order, self.buckets)], seed)
@@ -141,7 +145,8 @@ class Difficulty:
             return value
         known = ", ".join(key for key, other in example.extra.items() if isinstance(other, int | float | str)) or "none"
         raise DataError(
-            f"curriculum.key={self.key}: {example.id} has {value!r:.60} there, no number and no text; its usable keys: {known}"
+            f"curriculum.key={self.key}: {example.id} has {value!r:.60} there, not a number or a text; "
+            f"choose one of its keys: {known}"
         )
 
 
@@ -189,7 +194,8 @@ class _EasiestFirst:
 
 @dataclass(frozen=True)
 class RewardDriven:
-    """`Shuffled` without the problems that have nothing to teach at present: solved ones are dropped, hopeless ones postponed.
+    """`Shuffled` without the problems that have nothing to teach at present: solved ones are dropped, hopeless ones
+    postponed.
 
     A problem is judged by the mean reward of its last `visits` groups, once it has had so many. A step holds no problem
     twice while the dataset has others. Where fewer are left than a step needs, the postponed ones come back at once;
@@ -298,7 +304,7 @@ class _UnsolvedFirst:
 def _length(examples: Sequence[Example]) -> int:
     if not examples:
         raise DataError(
-            "the dataset has no training examples, so a curriculum has none to choose; mend dataset.train_size or the file"
+            "the dataset has no training examples for a curriculum to choose from; choose a dataset that has some"
         )
     return len(examples)
 

@@ -1,7 +1,7 @@
 """Protocols of the datasets that loops train on. Each has a train and a held-out split of one type of item.
 
-Two attributes are optional. `kind` names the kind (`cookbook.core.kinds`), so that a dataset that does not fit a loop is
-refused before anything runs. `bad_rows` counts the rows that were skipped.
+Two attributes are optional. `kind` names the kind (`cookbook.core.kinds`), so that a dataset that does not fit a loop
+is refused before anything runs. `bad_rows` counts the rows that were skipped.
 """
 
 from __future__ import annotations

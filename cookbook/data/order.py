@@ -1,4 +1,4 @@
-"""What a prompt dataset is, and in which order its examples are drawn."""
+"""Order in which a run goes through a dataset: a seeded shuffle of every epoch, addressed by position."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ T = TypeVar("T")
 
 
 def order_index(position: int, length: int, seed: int) -> int:
-    """The dataset index of the `position`-th example drawn (from 0) from a dataset of `length` examples.
+    """The dataset index of the example at `position` (from 0) in the order of a run over `length` examples.
 
-    Every epoch (`length` draws) is a permutation of its own, a function of (`seed`, epoch) alone: a run that resumes at
-    a position goes on as if it had never stopped.
+    Every epoch (`length` positions) is a permutation of its own, a function of (`seed`, epoch) alone, so a run that
+    resumes at a position continues as if it had never stopped.
 
     Raises:
         DataError: the dataset is empty, or `position` or `seed` is negative.
     """
     if length < 1:
-        raise DataError("the dataset is empty: there is no example to draw")
+        raise DataError("the dataset is empty: it has no example")
     if position < 0 or seed < 0:
         raise DataError(f"order_index: position={position}, seed={seed}: neither may be negative")
     epoch, offset = divmod(position, length)
@@ -31,7 +31,11 @@ def order_index(position: int, length: int, seed: int) -> int:
 
 
 def batch_at(examples: Sequence[T], step: int, count: int, seed: int) -> list[T]:
-    """The `count` examples of a step: a seeded shuffle of every epoch, addressed by position."""
+    """The `count` examples of step `step` (from 0), in the order of `order_index`.
+
+    Raises:
+        DataError: as `order_index`.
+    """
     return [
         examples[order_index(position, len(examples), seed)] for position in range(step * count, (step + 1) * count)
     ]

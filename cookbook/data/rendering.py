@@ -1,4 +1,4 @@
-"""Chat messages to tokens and back, over the `renderers` library."""
+"""Renderer from chat messages to tokens and back, based on the `renderers` library."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, cast
-
-from jinja2 import TemplateError
-from renderers import DefaultRenderer, DefaultRendererConfig, config_from_name, create_renderer
-from renderers.base import MODEL_RENDERER_MAP
 
 from cookbook.core.errors import ConfigError, DataError
 from cookbook.core.examples import Message
@@ -38,6 +34,10 @@ class Renderer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str = "auto", model_name: str = "") -> None:
+        # Imported here: it takes a second, which `cookbook help` must not wait for.
+        from renderers import DefaultRendererConfig, config_from_name, create_renderer
+        from renderers.base import MODEL_RENDERER_MAP
+
         if name == "auto":
             name = MODEL_RENDERER_MAP.get(model_name, "default")
         if name == "default" and not tokenizer.chat_template:
@@ -57,7 +57,8 @@ class Renderer:
             raise ConfigError(f"model.renderer={name}: {error}") from error
         self._tokenizer = tokenizer
         template = f"chat template of {model_name or tokenizer.name_or_path or 'the tokenizer'}"
-        self._format = template if name == "default" else f"renderer {name!r}"
+        self._by_template = name == "default"
+        self._format = template if self._by_template else f"renderer {name!r}"
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation up to where the assistant's next turn begins."""
@@ -66,47 +67,51 @@ class Renderer:
     def continuation(
         self, prompt_tokens: Sequence[int], completion_tokens: Sequence[int], messages: Sequence[Message]
     ) -> list[int] | None:
-        """The prompt of the next turn that keeps the sampled tokens exactly as they are, or None where the format cannot."""
+        """The prompt of the next turn that keeps the sampled tokens exactly as they are, or None where the format
+        cannot.
+        """
         bridged = self._renderer.bridge_to_next_turn(list(prompt_tokens), list(completion_tokens), _plain(messages))
         return None if bridged is None else list(bridged.token_ids)
 
     def supervised(
         self, messages: Sequence[Message], train_on: TrainOn, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[list[int], list[bool]]:
-        """The tokens of a whole conversation and, as long, which of them are to be learnt.
+        """The tokens of a whole conversation, and its loss mask of the same length: true where a token is trained on.
 
-        Of an assistant turn exactly the model's own part is learnt: the content (reasoning and tool calls as the format
-        writes them) and the token that ends the turn. Not learnt is what the format adds by itself: the turn's opening, an
-        empty thinking block, white space after the end of turn.
+        Of an assistant turn the mask has exactly the model's own part: the content (reasoning and tool calls as the
+        format
+        writes them) and the token that ends the turn. It leaves out what the format adds by itself: the turn's opening,
+        an empty thinking block, white space after the end of turn.
 
-        The last turn is written as the model would write it. Earlier turns are written as the format writes history: some
-        formats leave out their reasoning, and gpt-oss ends them with `<|end|>`, which does not stop sampling, instead of
-        `<|return|>`. For such formats "last_assistant" is the safer choice.
+        The last turn is written as the model would write it. Earlier turns are written as the format writes history:
+        some formats leave out their reasoning, and gpt-oss ends them with `<|end|>`, which does not stop sampling,
+        instead of `<|return|>`. For such formats "last_assistant" is the safer choice.
 
         Args:
             messages: a conversation that ends with an assistant turn.
-            train_on: "last_assistant" (the last message alone), "all_assistant", or "everything" (all tokens but the first,
-                which nothing predicts).
+            train_on: "last_assistant" (the last message alone), "all_assistant", or "everything" (all tokens but the
+                first, which nothing predicts).
             tools: specifications of the functions that the assistant may call, in the OpenAI format.
 
         Raises:
-            DataError: the conversation does not end with an assistant turn, or the format refuses it or cannot write its tool calls.
-            ConfigError: the format does not show which tokens are the assistant's: a chat template without an end of turn, or one
-                that rewrites earlier turns.
+            DataError: the conversation does not end with an assistant turn, or the format refuses it or cannot write
+                its tool calls.
+            ConfigError: the format does not show which tokens are the assistant's: a chat template without an end of
+                turn, or one that rewrites earlier turns.
         """
         if not messages or messages[-1]["role"] != "assistant":
             raise DataError(
-                "the conversation does not end with an assistant turn: there is nothing to learn at its end"
+                "the conversation does not end with an assistant turn: there is nothing to train on at its end"
             )
         turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if train_on != "all_assistant":
             turns = turns[-1:]
         specs = [dict(tool) for tool in tools] if tools else None
-        if isinstance(self._renderer, DefaultRenderer):
-            tokens, learnt = self._supervised_by_template(messages, turns, specs)
+        if self._by_template:
+            tokens, loss_mask = self._supervised_by_template(messages, turns, specs)
         else:
-            tokens, learnt = self._supervised_by_renderer(messages, turns, specs)
-        return tokens, [index > 0 for index in range(len(tokens))] if train_on == "everything" else learnt
+            tokens, loss_mask = self._supervised_by_renderer(messages, turns, specs)
+        return tokens, [index > 0 for index in range(len(tokens))] if train_on == "everything" else loss_mask
 
     def _supervised_by_renderer(
         self, messages: Sequence[Message], turns: Sequence[int], tools: list[Any] | None
@@ -121,7 +126,7 @@ class Renderer:
             raise ConfigError(
                 f"{self._format} does not say which tokens are the assistant's; try model.renderer=default"
             )
-        learnt = [False] * len(tokens)
+        loss_mask = [False] * len(tokens)
         for turn in turns:
             own = [position for position, owner in enumerate(rendered.message_indices) if owner == turn]
             sampled = [position for position in own if rendered.sampled_mask[position]]
@@ -129,7 +134,8 @@ class Renderer:
                 raise DataError(f"{self._format} writes nothing for the assistant turn {turn}")
             start, end = sampled[0], sampled[-1] + 1
             if messages[turn].get("tool_calls"):
-                # gpt-oss names the function in the turn's header: it is the model's from where it leaves the generation prompt.
+                # gpt-oss names the function in the turn's header: it is the model's from where it leaves the generation
+                # prompt.
                 history = _plain(messages[:turn])
                 opening = self._renderer.render_ids(history, tools=tools, add_generation_prompt=True)
                 opening = opening[len(self._renderer.render_ids(history, tools=tools)) :]
@@ -137,21 +143,23 @@ class Renderer:
             if turn == len(messages) - 1 and tokens[end - 1] not in self.stop_tokens:
                 # GLM ends a turn by opening the next one, which the last turn has not.
                 tokens.append(self.stop_tokens[0])
-                learnt.append(True)
-            learnt[start:end] = [True] * (end - start)
+                loss_mask.append(True)
+            loss_mask[start:end] = [True] * (end - start)
             lead = _added_lead(self._decode(tokens[start : end - 1]), messages[turn])
             while lead and len(self._decode(tokens[start : start + 1])) <= lead:
                 lead -= len(self._decode(tokens[start : start + 1]))
-                learnt[start] = False
+                loss_mask[start] = False
                 start += 1
-        return tokens, learnt
+        return tokens, loss_mask
 
     def _supervised_by_template(
         self, messages: Sequence[Message], turns: Sequence[int], tools: list[Any] | None
     ) -> tuple[list[int], list[bool]]:
-        """For a chat template: an assistant turn is what the text gains, from the generation prompt before it to its end of turn.
+        """For a chat template: an assistant turn is what the text gains, from the generation prompt before it to its
+        end of turn.
 
-        The text is cut there and tokenized in pieces, as it is when a model samples: no token reaches from the prompt into the turn.
+        The text is cut there and tokenized in pieces, as it is when a model samples: no token reaches from the prompt
+            into the turn.
         """
         whole = self._template_text(messages, tools)
         if (
@@ -159,20 +167,20 @@ class Renderer:
             and self._template_text(_with_other_calls(messages), tools) == whole
         ):
             raise DataError(
-                f"the {self._format} does not write tool calls: leave such conversations out, or use another model"
+                f"the {self._format} does not write tool calls: remove such conversations, or use another model"
             )
         tokens: list[int] = []
-        learnt: list[bool] = []
+        loss_mask: list[bool] = []
         done = 0
         for turn in turns:
             start, end = self._turn_in_text(whole, messages, turn, tools)
             for piece, own in ((whole[done:start], False), (whole[start:end], True)):
                 piece_tokens = self.tokens(piece)
                 tokens += piece_tokens
-                learnt += [own] * len(piece_tokens)
+                loss_mask += [own] * len(piece_tokens)
             done = end
         rest = self.tokens(whole[done:])
-        return tokens + rest, learnt + [False] * len(rest)
+        return tokens + rest, loss_mask + [False] * len(rest)
 
     def _turn_in_text(
         self, whole: str, messages: Sequence[Message], turn: int, tools: list[Any] | None
@@ -182,8 +190,9 @@ class Renderer:
         through = self._template_text(messages[: turn + 1], tools)
         if not through.startswith(before) or not whole.startswith(through):
             raise ConfigError(
-                f"the {self._format} is not prefix-stable: message {turn} reads differently in the whole conversation than when the "
-                "assistant writes it; use train_on=last_assistant, or name a format of the renderers library as model.renderer"
+                f"the {self._format} is not prefix-stable: message {turn} reads differently in the whole conversation "
+                "than when the assistant writes it; use train_on=last_assistant, or set model.renderer to a format of "
+                "the renderers library"
             )
         message = messages[turn]
         written = through[len(before) :].rstrip()  # what follows the end of turn is not the model's
@@ -198,6 +207,8 @@ class Renderer:
     def _template_text(
         self, messages: Sequence[Message], tools: list[Any] | None, add_generation_prompt: bool = False
     ) -> str:
+        from jinja2 import TemplateError
+
         try:
             text = self._tokenizer.apply_chat_template(
                 [_with_decoded_arguments(message) for message in messages],
@@ -228,7 +239,9 @@ class Renderer:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def text(self, completion_tokens: Sequence[int]) -> str:
-        """The text of a completion without the token that ended it, be it the turn's or the model's end-of-sequence token."""
+        """The text of a completion without the token that ended it, be it the turn's or the model's end-of-sequence
+        token.
+        """
         tokens = list(completion_tokens)
         if tokens and tokens[-1] in (*self.stop_tokens, self._tokenizer.eos_token_id):
             tokens.pop()
@@ -262,13 +275,15 @@ def _with_other_calls(messages: Sequence[Message]) -> list[Message]:
 def _decoded(function: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with suppress(ValueError):  # text that is no JSON stays as it is: templates write it verbatim
+        with suppress(ValueError):  # text that is not JSON stays as it is: templates write it verbatim
             arguments = json.loads(arguments)
     return {**function, "arguments": arguments}
 
 
 def _added_lead(text: str, message: Message) -> int:
-    """How many characters the format added to an assistant turn before the message's own: an empty thinking block, a channel's name."""
+    """How many characters the format added to an assistant turn before the message's own: an empty thinking block, a
+    channel's name.
+    """
     if "<think>" in message["content"] or message.get("reasoning_content"):
         return 0
     if message.get("tool_calls"):

@@ -21,7 +21,7 @@ from cookbook.core.kinds import Kinds
 from cookbook.core.rollouts import Metrics
 from cookbook.core.types import Datum, ForwardBackwardOutput
 from cookbook.data.kinds import LabelledDataset, PreferenceDataset
-from cookbook.data.preference.datasets import mismatched
+from cookbook.data.preference.labelled import mismatched
 from cookbook.loops import supervised
 from cookbook.loops.common import CommonComponents, forward_backward_custom
 from cookbook.loops.config import RunConfig

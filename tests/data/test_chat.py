@@ -84,7 +84,7 @@ BAD_ROWS = [
     ({"messages": [ASSISTANT, USER, ASSISTANT]}, "roles out of order", "message 1 (assistant) comes first"),
     ({"messages": [USER]}, "no assistant turn", "there are only user messages"),
     ({"messages": [USER, ASSISTANT, USER]}, "no assistant turn at the end", "the last message has the role user"),
-    ({"messages": [USER, {"role": "assistant", "content": " \n"}]}, "empty assistant turn", "message 2 says nothing"),
+    ({"messages": [USER, {"role": "assistant", "content": " \n"}]}, "empty assistant turn", "message 2 has no text"),
     ({"messages": [USER, {"role": "judge", "content": "Guilty"}]}, "unknown role", "message 2 has the role 'judge'"),
     (
         {"messages": [USER, {"role": "assistant", "content": [{"type": "text"}]}]},
@@ -106,7 +106,7 @@ def test_a_bad_row_is_named_with_its_place(tmp_path: Path, row, problem: str, de
         read_one(tmp_path, row)
     assert str(failure.value).startswith(f"{tmp_path / 'train.jsonl'}:1: {problem}: ")
     assert detail in str(failure.value)
-    assert str(failure.value).endswith("; mend the row, or set dataset.on_bad_row=skip")
+    assert str(failure.value).endswith("; fix the row, or set dataset.on_bad_row=skip")
 
 
 def test_skipped_rows_are_counted_with_their_places(tmp_path: Path):
@@ -125,17 +125,14 @@ def test_skipped_rows_are_counted_with_their_places(tmp_path: Path):
 
 
 def test_what_no_policy_forgives(tmp_path: Path):
-    broken = write_jsonl(tmp_path / "chats.jsonl", [{"messages": [USER, ASSISTANT]}, "{oops\n"])
-    with pytest.raises(DataError, match=r"chats\.jsonl:2: not valid JSON"):
-        ChatDataset(path=str(broken))
     only_bad = write_jsonl(tmp_path / "bad.jsonl", [{"messages": [USER]}])
     with pytest.raises(
-        DataError, match=r"holds no conversation \(1 row skipped: 1 no assistant turn \(bad\.jsonl:1\)\)"
+        DataError, match=r"0 usable rows in the train split \(1 row skipped: 1 no assistant turn \(bad\.jsonl:1\)\)"
     ):
         ChatDataset(path=str(only_bad))
     with pytest.raises(DataError, match=r"neither dataset\.path nor dataset\.hub_id is set"):
         ChatDataset()
-    with pytest.raises(DataError, match=r"must end in \.jsonl or \.parquet"):
+    with pytest.raises(DataError, match=r"must end in \.jsonl, \.jsonl\.gz, \.csv, \.parquet"):
         ChatDataset(path=str(write_jsonl(tmp_path / "chats.txt", [])))
     with pytest.raises(DataError, match="does not exist"):
         ChatDataset(path=str(tmp_path / "nowhere"))
@@ -160,7 +157,7 @@ def test_one_file_is_split_by_content(tmp_path: Path):
     assert split(rows[::-1])[0] == [train, test], "the order of the rows does not matter"
     dataset = ChatDataset(path=str(tmp_path / "chats.jsonl"), train_size=4, test_size=1)
     assert [len(dataset.train), len(dataset.test)] == [4, 1]
-    with pytest.raises(DataError, match=r"dataset\.train_size=99: must be from 1 to 9"):
+    with pytest.raises(DataError, match=r"9\d? usable rows .*dataset\.train_size=99 asks for more"):
         ChatDataset(path=str(tmp_path / "chats.jsonl"), train_size=99)
 
 
@@ -233,9 +230,9 @@ def test_small_talk_renders_with_the_bundled_model():
     dataset = SmallTalk(train_size=200)
     roles = Counter()
     for chat in dataset.train:
-        tokens, learnt = renderer.supervised(chat.messages, "all_assistant", chat.tools)
+        tokens, loss_mask = renderer.supervised(chat.messages, "all_assistant", chat.tools)
         assert len(tokens) <= 160
-        assert sum(learnt) >= 5
+        assert sum(loss_mask) >= 5
         roles.update(
             {message["role"] for message in chat.messages}
             | {"call" for message in chat.messages if "tool_calls" in message}

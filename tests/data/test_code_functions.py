@@ -124,7 +124,7 @@ def test_humaneval_asks_for_a_whole_function_and_keeps_the_prompts_helpers(tmp_p
 
 def test_humaneval_has_nothing_to_learn_from_but_another_datasets_problems(tmp_path: Path):
     path = humaneval_file(tmp_path, humaneval_row(0))
-    with pytest.raises(DataError, match="there is no example to draw"):
+    with pytest.raises(DataError, match="it has no example"):
         batch_at(HumanEval(path=path).train, step=0, count=1, seed=0)
     rows = [mbpp_row(11), mbpp_row(601), mbpp_row(602, test_list=[])]
     dataset = HumanEval(path=path, train=MBPP(path=str(write_jsonl(tmp_path / "mbpp.jsonl", rows))))

@@ -231,7 +231,7 @@ def test_links_out_of_a_package_and_bytes_that_are_no_text_are_refused(tmp_path:
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [(None, "dataset.path is not set"), ("nowhere", "is no folder"), ("empty", "0 usable problems")],
+    [(None, "dataset.path is not set"), ("nowhere", "is not a folder"), ("empty", "0 usable rows")],
 )
 def test_no_package(path: str | None, message: str, tmp_path: Path):
     (tmp_path / "empty").mkdir()

@@ -331,9 +331,9 @@ def test_bad_rows_of_code_contests(problem: str, columns: dict[str, Any], tmp_pa
     [
         ({"max_tests": 0}, "dataset.max_tests=0: must be at least 1"),
         ({"train_size": 0}, "dataset.train_size=0: must be at least 1"),
-        ({"train_size": 5}, "2 usable problems in the train split .*train_size=5 wants more"),
+        ({"train_size": 5}, "2 usable rows in the train split .*train_size=5 asks for more"),
         ({"on_bad_row": "ignore"}, "dataset.on_bad_row=ignore"),
-        ({"difficulties": ["IMPOSSIBLE"]}, "0 usable problems in the train split .*2 left out"),
+        ({"difficulties": ["IMPOSSIBLE"]}, "0 usable rows in the train split .*2 left out"),
         ({"path": None, "hub_id": None}, "neither dataset.path nor dataset.hub_id"),
     ],
 )

@@ -160,7 +160,7 @@ def test_the_seed_decides(make: CurriculumMaker):
         (lambda: Difficulty(buckets=0), "curriculum.buckets=0"),
         (lambda: Difficulty(open_after=0), "curriculum.open_after=0"),
         (lambda: Difficulty(window=0), "curriculum.window=0"),
-        (lambda: Difficulty(open_after=None), "no bucket but the first would ever open"),
+        (lambda: Difficulty(open_after=None), "only the first bucket would ever open"),
         (lambda: RewardDriven(visits=0), "curriculum.visits=0"),
         (lambda: RewardDriven(postpone=0), "curriculum.postpone=0"),
         (lambda: RewardDriven(solved=0.5, hopeless=0.5), "hopeless must be below solved"),
@@ -177,7 +177,7 @@ def test_bad_settings_are_refused_in_one_line(settings: Callable[[], object], me
     ("make", "message"),
     [
         (lambda: Difficulty()(examples(1, None), 0), "curriculum.key=steps: made/1 has None there"),
-        (lambda: Difficulty(key="stepps")(examples(1), 0), "its usable keys: steps"),
+        (lambda: Difficulty(key="stepps")(examples(1), 0), "choose one of its keys: steps"),
         *[(lambda maker=maker: maker([], 0), "no training examples") for maker in MAKERS],
     ],
 )

@@ -4,15 +4,11 @@ from pathlib import Path
 import pytest
 
 from cookbook.core.errors import DataError
-from cookbook.data.chat.rows import BadRow
+from cookbook.data.bad_rows import BadRow
 from cookbook.data.generated.courtesy import COURTEOUS, CURT, Courtesy
-from cookbook.data.preference.datasets import (
-    LabelledCompletions,
-    PreferencePairs,
-    Unpaired,
-    mismatched,
-    parse_pair,
-)
+from cookbook.data.preference.labelled import LabelledCompletions, Unpaired, mismatched
+from cookbook.data.preference.pairs import PreferencePairs
+from cookbook.data.preference.rows import parse_pair
 
 Row = dict[str, object]
 
@@ -151,7 +147,7 @@ def test_bad_rows_are_skipped_and_counted_or_stop_the_reading(tmp_path: Path):
     )
     with pytest.raises(DataError, match=r"train\.jsonl:2: chosen equals rejected.*on_bad_row=skip"):
         PreferencePairs(path=path, on_bad_row="fail")
-    with pytest.raises(DataError, match=r"2 usable rows in the train split \(3 rows skipped.*dataset.train_size=3"):
+    with pytest.raises(DataError, match=r"2 usable rows in the train split \(3 rows skipped.*dataset.train_size=3 asks for more"):
         PreferencePairs(path=path, train_size=3)
     assert len(PreferencePairs(path=path, train_size=1).train) == 1
     with pytest.raises(DataError, match="on_bad_row=ignore"):
@@ -163,7 +159,7 @@ def test_pairs_of_nearly_equal_scores_can_be_left_out(tmp_path: Path):
     path = write(tmp_path, [*rows, GOOD], rows[:1])
     pairs = PreferencePairs(path=path, min_score_gap=0.5)
     assert [pair.id for pair in pairs.train] == ["preference/train/0", "preference/train/2"]
-    assert (pairs.too_close, str(pairs.bad_rows)) == (1, "1 row skipped: 1 missing columns (train.jsonl:4)")
+    assert (pairs.left_out, str(pairs.bad_rows)) == (1, "1 row skipped: 1 missing columns (train.jsonl:4)")
     assert len(PreferencePairs(path=path).train) == 4
 
 

@@ -62,7 +62,7 @@ def test_other_columns_and_answers(tmp_path: Path):
 def test_sizes_keep_the_first_rows(folder: Path):
     dataset = GSM8K(path=str(folder), train_size=2)
     assert [example.id for example in dataset.train] == ["gsm8k/train/0", "gsm8k/train/1"]
-    with pytest.raises(DataError, match=r"dataset.train_size=4: .* has only 3 rows in train"):
+    with pytest.raises(DataError, match=r"3 usable rows in the train split .*dataset.train_size=4 asks for more"):
         GSM8K(path=str(folder), train_size=4)
     with pytest.raises(DataError, match=r"dataset.test_size=0"):
         GSM8K(path=str(folder), test_size=0)
@@ -71,13 +71,13 @@ def test_sizes_keep_the_first_rows(folder: Path):
 @pytest.mark.parametrize(
     ("third", "message"),
     [
-        ('{"question": "x", "answer": \n', r"train.jsonl:3: not valid JSON: Expecting value at column"),
-        ("[1, 2]\n", r"train.jsonl:3: a JSON list"),
-        ("[" * 100_000 + "\n", r"train.jsonl:3: not readable as JSON \(RecursionError"),
-        ({"question": "x", "reply": "#### 1"}, r"train.jsonl:3: no column 'answer'; the row has 'question', 'reply'"),
-        ({"question": None, "answer": "#### 1"}, r"train.jsonl:3: column 'question' is None; it must be text"),
-        ({"question": " ", "answer": "#### 1"}, r"train.jsonl:3: column 'question' is ' '"),
-        ({"question": "x", "answer": "forty-two"}, r"train.jsonl:3: no gold answer in column 'answer': 'forty-two'"),
+        ('{"question": "x", "answer": \n', r"train.jsonl:3: broken JSON: Expecting value at column 1; fix the row"),
+        ("[1, 2]\n", r"train.jsonl:3: not a JSON object: a list"),
+        ("[" * 100_000 + "\n", r"train.jsonl:3: broken JSON: RecursionError"),
+        ({"question": "x", "reply": "#### 1"}, r"train.jsonl:3: missing columns: no 'answer'; the row has 'question', 'reply'"),
+        ({"question": None, "answer": "#### 1"}, r"train.jsonl:3: empty column: 'question' is None; it must be text"),
+        ({"question": " ", "answer": "#### 1"}, r"train.jsonl:3: empty column: 'question' is ' '"),
+        ({"question": "x", "answer": "forty-two"}, r"train.jsonl:3: no gold answer: column 'answer' ends with 'forty-two'"),
     ],
 )
 def test_a_broken_line_is_named(folder: Path, third, message: str):
@@ -90,18 +90,16 @@ def test_a_broken_line_is_named(folder: Path, third, message: str):
 
 def test_a_line_that_is_not_utf8_is_named(folder: Path):
     (folder / "test.jsonl").write_bytes(b'{"question": "\xff"}\n')
-    with pytest.raises(DataError, match=r"test.jsonl:1: not readable as JSON \(UnicodeDecodeError"):
+    with pytest.raises(DataError, match=r"test.jsonl:1: broken JSON: UnicodeDecodeError"):
         GSM8K(path=str(folder))
 
 
 def test_places_that_hold_no_dataset(folder: Path):
-    with pytest.raises(DataError, match=r"dataset.path=/nowhere does not exist; give a folder"):
+    with pytest.raises(DataError, match=r"dataset.path=/nowhere does not exist; give a file or a folder"):
         GSM8K(path="/nowhere")
-    with pytest.raises(DataError, match=r"train.jsonl is a file; give a folder"):
-        GSM8K(path=str(folder / "train.jsonl"))
     (folder / "test.jsonl").unlink()
     with pytest.raises(
-        DataError, match=r"no test split: looked for test.jsonl and test\*.parquet there and in main/ and data/"
+        DataError, match=r"no test split: looked for test\*.jsonl, .*test\*.parquet there and in main/ and data/"
     ):
         GSM8K(path=str(folder))
     (folder / "test.parquet").write_text("not parquet")
@@ -109,7 +107,7 @@ def test_places_that_hold_no_dataset(folder: Path):
         GSM8K(path=str(folder))
     (folder / "test.parquet").unlink()
     (folder / "test.jsonl").write_text("")
-    with pytest.raises(DataError, match=r"the test split of .* has no rows"):
+    with pytest.raises(DataError, match=r"0 usable rows in the test split \(no row skipped\)"):
         GSM8K(path=str(folder))
     with pytest.raises(DataError, match=r"neither dataset.path nor dataset.hub_id"):
         PromptAnswers(name="x")

@@ -89,10 +89,10 @@ class Family:
     def call_end(self) -> str:
         return "<|call|>" if self.last_end == "<|return|>" else self.end
 
-    def learnt(self, messages: Sequence[Message], train_on: Any, tools: Any = None) -> str:
-        tokens, learnt = self.renderer.supervised(messages, train_on, tools)
-        assert len(tokens) == len(learnt)
-        return self.decode([token for token, own in zip(tokens, learnt, strict=True) if own])
+    def loss_mask(self, messages: Sequence[Message], train_on: Any, tools: Any = None) -> str:
+        tokens, loss_mask = self.renderer.supervised(messages, train_on, tools)
+        assert len(tokens) == len(loss_mask)
+        return self.decode([token for token, own in zip(tokens, loss_mask, strict=True) if own])
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
@@ -179,15 +179,15 @@ def clock_call(arguments: Any) -> Message:
 def test_exactly_the_assistants_words_and_its_end_of_turn_are_learnt(family: Family, system: list[Message]):
     first, second = HELLO[1]["content"], SUM[1]["content"]
     for train_on in ("last_assistant", "all_assistant"):
-        assert family.learnt([*system, *HELLO], train_on) == first + family.last_end
+        assert family.loss_mask([*system, *HELLO], train_on) == first + family.last_end
     both = [*system, *HELLO, *SUM]
-    assert family.learnt(both, "last_assistant") == second + family.last_end
-    assert family.learnt(both, "all_assistant") == first + family.end + second + family.last_end
+    assert family.loss_mask(both, "last_assistant") == second + family.last_end
+    assert family.loss_mask(both, "all_assistant") == first + family.end + second + family.last_end
 
 
 def test_everything_is_all_tokens_but_the_first(family: Family):
-    tokens, learnt = family.renderer.supervised([SYSTEM, *HELLO], "everything")
-    assert learnt == [False] + [True] * (len(tokens) - 1)
+    tokens, loss_mask = family.renderer.supervised([SYSTEM, *HELLO], "everything")
+    assert loss_mask == [False] + [True] * (len(tokens) - 1)
     assert tokens == family.renderer.supervised([SYSTEM, *HELLO], "last_assistant")[0]
     assert "Be kind." in family.decode(tokens)
 
@@ -200,25 +200,25 @@ def test_tool_calls_are_learnt_as_the_format_writes_them(family: Family, argumen
             with pytest.raises(DataError, match="does not write tool calls"):
                 family.renderer.supervised([HELLO[0], call, *later], "last_assistant", CLOCK)
         return
-    assert family.learnt([HELLO[0], call], "last_assistant", CLOCK) == family.call + family.call_end
+    assert family.loss_mask([HELLO[0], call], "last_assistant", CLOCK) == family.call + family.call_end
     result: Message = {"role": "tool", "content": "8", "tool_call_id": "1", "name": "clock"}
     whole = [SYSTEM, HELLO[0], call, result, SUM[1]]
     assert (
-        family.learnt(whole, "all_assistant", CLOCK)
+        family.loss_mask(whole, "all_assistant", CLOCK)
         == family.call + family.call_end + SUM[1]["content"] + family.last_end
     )
-    assert family.learnt(whole, "last_assistant", CLOCK) == SUM[1]["content"] + family.last_end
+    assert family.loss_mask(whole, "last_assistant", CLOCK) == SUM[1]["content"] + family.last_end
 
 
 def test_a_supervised_turn_stands_where_a_sampled_one_would(family: Family):
     """What is trained on continues exactly the prompt that the sampler gets, up to what the format itself adds at the turn's beginning."""
     history = [SYSTEM, *HELLO, SUM[0]]
     prompt = family.renderer.prompt(history)
-    tokens, learnt = family.renderer.supervised([*history, SUM[1]], "last_assistant")
+    tokens, loss_mask = family.renderer.supervised([*history, SUM[1]], "last_assistant")
     if family.thought:  # the prompt opens the analysis; a text that follows no thought is a final message
         prompt = family.renderer.tokens(family.decode(prompt).removesuffix("analysis<|message|>"))
     assert tokens[: len(prompt)] == prompt
-    assert family.decode(tokens[len(prompt) : learnt.index(True)]) in (
+    assert family.decode(tokens[len(prompt) : loss_mask.index(True)]) in (
         "",
         "<think>\n\n</think>\n\n",
         "final<|message|>",
@@ -270,9 +270,9 @@ def test_no_token_reaches_from_the_prompt_into_the_turn():
     whole = tokenizer.apply_chat_template([dict(message) for message in messages], return_dict=False)
     prompt = renderer.prompt(messages[:1])
     assert whole[: len(prompt)] != prompt, "the tokenizer should merge the two line ends, or this test shows nothing"
-    tokens, learnt = renderer.supervised(messages, "last_assistant")
+    tokens, loss_mask = renderer.supervised(messages, "last_assistant")
     assert tokens[: len(prompt)] == prompt
-    assert tokenizer.decode([token for token, own in zip(tokens, learnt, strict=True) if own]) == "\nHello<|im_end|>"
+    assert tokenizer.decode([token for token, own in zip(tokens, loss_mask, strict=True) if own]) == "\nHello<|im_end|>"
 
 
 def test_a_template_that_rewrites_earlier_turns_is_named():
@@ -282,8 +282,8 @@ def test_a_template_that_rewrites_earlier_turns_is_named():
         ConfigError, match=r"chat template of some/model is not prefix-stable: message 1 .*train_on=last_assistant"
     ):
         renderer.supervised([*HELLO, *SUM], "all_assistant")
-    tokens, learnt = renderer.supervised([*HELLO, *SUM], "last_assistant")
-    written = [token for token, own in zip(tokens, learnt, strict=True) if own]
+    tokens, loss_mask = renderer.supervised([*HELLO, *SUM], "last_assistant")
+    written = [token for token, own in zip(tokens, loss_mask, strict=True) if own]
     assert tokenizer.decode(written) == "It is 4, isn't it?<|im_end|>", "the empty thinking block is the template's"
 
 
@@ -291,7 +291,7 @@ def test_reasoning_is_learnt_where_the_format_keeps_it(monkeypatch: pytest.Monke
     family = make_family("qwen3", monkeypatch)
     thinking: Message = {**SUM[1], "reasoning_content": "2 and 2."}
     assert (
-        family.learnt([SUM[0], thinking], "all_assistant")
+        family.loss_mask([SUM[0], thinking], "all_assistant")
         == "<think>\n2 and 2.\n</think>\n\nIt is 4, isn't it?<|im_end|>"
     )
 

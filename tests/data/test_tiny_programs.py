@@ -13,7 +13,9 @@ import pytest
 from cookbook.core.errors import DataError
 from cookbook.core.examples import Example
 from cookbook.data.generated.base import is_held_out
-from cookbook.data.generated.tiny_operations import FORMATS, INPUTS, OPERATIONS
+from cookbook.data.generated.tiny_formats import FORMATS
+from cookbook.data.generated.tiny_operations import OPERATIONS
+from cookbook.data.generated.tiny_parts import INPUTS
 from cookbook.data.generated.tiny_programs import FRAMES, TESTS, TinyPrograms
 
 

@@ -10,7 +10,7 @@ from cookbook.backends.fake.clients import FAKE_CAPABILITIES
 from cookbook.core.errors import ConfigError
 from cookbook.core.types import AdamParams
 from cookbook.data.generated.courtesy import Courtesy
-from cookbook.data.preference.datasets import Unpaired
+from cookbook.data.preference.labelled import Unpaired
 from cookbook.loops import preference
 from cookbook.loops.config import CheckpointConfig, EvalConfig, ModelConfig, RunConfig
 from cookbook.loops.preference import PreferenceConfig

@@ -1,4 +1,4 @@
-"""From a row of a chat dataset, in any of the usual column layouts, to checked messages."""
+"""Parsers of chat rows: from the usual column layouts to checked messages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cookbook.core.errors import DataError
 from cookbook.core.examples import Message
+from cookbook.data.bad_rows import BadRow
 
 ROLES = {
     "system": "system",
@@ -18,7 +18,7 @@ ROLES = {
     "gpt": "assistant",
     "tool": "tool",
 }
-"""The names of roles that datasets use, and what each means."""
+"""Names of roles that datasets use, and the role of each."""
 
 _FOLLOWS = {
     "system": ("",),
@@ -26,47 +26,56 @@ _FOLLOWS = {
     "assistant": ("user", "tool"),
     "tool": ("assistant", "tool"),
 }
-"""What each role may come after; "" is the beginning."""
-
-
-class BadRow(DataError):
-    """A row that is no conversation to learn from. `problem` is the kind of fault, the same words for all rows with it."""
-
-    def __init__(self, problem: str, detail: str = "") -> None:
-        super().__init__(f"{problem}: {detail}" if detail else problem)
-        self.problem = problem
+"""The roles that each role may follow; "" is the beginning."""
 
 
 def parse_row(
-    row: Mapping[str, Any], prompt_column: str = "prompt", completion_column: str = "completion"
+    row: Mapping[str, Any], prompt_column: str = "prompt", completion_column: str = "completion", system: str = ""
 ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
     """The messages and the tools of a row.
 
     The first of these layouts whose columns the row has:
 
-    * `messages`: the OpenAI chat format, objects with `role` and `content`, and where they have them `tool_calls`,
+    * `messages`: the OpenAI chat format, objects with `role` and `content`, and optionally `tool_calls`,
       `tool_call_id`, `name` and `reasoning_content`;
     * `conversations`: the ShareGPT format, objects with `from` and `value`;
     * `prompt_column` and `completion_column`: each a text (a user and an assistant message) or a list of messages.
 
-    Beside them, `tools` is a list of function specifications, or the JSON text of one, and `system` a system prompt.
+    Beside them, `tools` is a list of function specifications, or the JSON text of one, and `system` a system message,
+    which comes before the argument `system`. Neither replaces a system message among the messages.
 
     Raises:
         BadRow: no such columns, no messages, an unknown role, content that is not text, an empty assistant turn, a
             malformed tool call, roles in an impossible order, or an end that is not an assistant turn.
     """
-    messages = [
-        _message(item, number) for number, item in enumerate(_items(row, prompt_column, completion_column), start=1)
-    ]
-    system = row.get("system")
-    if isinstance(system, str) and system.strip() and (not messages or messages[0]["role"] != "system"):
-        messages.insert(0, Message(role="system", content=system))
-    _check_order(messages)
+    own = row.get("system")
+    system = own if isinstance(own, str) and own.strip() else system
+    messages = parse_messages(_items(row, prompt_column, completion_column), system)
+    roles = [message["role"] for message in messages]
+    if "assistant" not in roles:
+        raise BadRow("no assistant turn", f"there are only {' and '.join(dict.fromkeys(roles))} messages")
+    if roles[-1] != "assistant":
+        raise BadRow("no assistant turn at the end", f"the last message has the role {roles[-1]}")
     return tuple(messages), _tools(row.get("tools"))
 
 
+def parse_messages(items: Sequence[Any], system: str = "") -> list[Message]:
+    """Messages from objects in the OpenAI or the ShareGPT format, after a system message where they have none of their
+    own.
+
+    Raises:
+        BadRow: an unknown role, content that is not text, an empty assistant turn, a malformed tool call, or roles in
+            an impossible order.
+    """
+    messages = [_message(item, number) for number, item in enumerate(items, start=1)]
+    if system.strip() and (not messages or messages[0]["role"] != "system"):
+        messages.insert(0, Message(role="system", content=system))
+    _check_order(messages)
+    return messages
+
+
 def _items(row: Mapping[str, Any], prompt_column: str, completion_column: str) -> list[Any]:
-    """The row's messages, as they stand there."""
+    """The row's messages, not yet checked."""
     for column in ("messages", "conversations"):
         if column in row:
             return _list(row[column], column)
@@ -75,7 +84,8 @@ def _items(row: Mapping[str, Any], prompt_column: str, completion_column: str) -
         return [*prompt, *_list(row[completion_column], completion_column, role_of_text="assistant")]
     raise BadRow(
         "missing columns",
-        f"the row needs messages, or conversations, or {prompt_column} and {completion_column}; it has {', '.join(row) or 'none'}",
+        f"the row needs messages, or conversations, or {prompt_column} and {completion_column}; "
+        f"it has {', '.join(row) or 'none'}",
     )
 
 
@@ -103,7 +113,7 @@ def _message(item: Any, number: int) -> Message:
     if not isinstance(content, str):
         raise BadRow("content is not text", f"message {number} ({role}) has the content {content!r:.60}")
     if role == "assistant" and not content.strip() and not calls:
-        raise BadRow("empty assistant turn", f"message {number} says nothing and calls no tool")
+        raise BadRow("empty assistant turn", f"message {number} has no text and calls no tool")
     message = Message(role=role, content=content)
     if calls:
         message["tool_calls"] = calls
@@ -138,10 +148,6 @@ def _check_order(messages: Sequence[Message]) -> None:
                 "roles out of order",
                 f"message {number} ({role}) {where}; the order is system, user, assistant, user, ...",
             )
-    if "assistant" not in roles:
-        raise BadRow("no assistant turn", f"there are only {' and '.join(dict.fromkeys(roles))} messages")
-    if roles[-1] != "assistant":
-        raise BadRow("no assistant turn at the end", f"the last message has the role {roles[-1]}")
 
 
 def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:

@@ -2,25 +2,27 @@
 
 The layouts of `parse_tests`, and where they are described:
 
-* `{"inputs": [...], "outputs": [...], "fn_name": ...}`: column `input_output` of APPS (Hendrycks et al. 2021, arXiv:2105.09938) and
-  TACO (Li et al. 2023, arXiv:2312.14852; dataset card of BAAI/TACO), column `tests` of the configuration `taco` of DeepCoder;
-* a list of `{"input", "output", "type": "stdin_stdout" | "function_call", "fn_name"}`: `test_cases` in `verification_info` of
-  PrimeIntellect/verifiable-coding-problems (typed in the card of its copy open-r1/verifiable-coding-problems-python), and `tests` of the
-  configuration `primeintellect` of DeepCoder;
-* a list of `{"input", "output", "testtype": "stdin" | "functional", "metadata": {"func_name"}}`: LiveCodeBench, and `tests` of the
-  configurations `lcbv5` and `codeforces` of DeepCoder (as tinker-cookbook's recipes/code_rl reads them).
+* `{"inputs": [...], "outputs": [...], "fn_name": ...}`: column `input_output` of APPS (Hendrycks et al. 2021,
+  arXiv:2105.09938) and TACO (Li et al. 2023, arXiv:2312.14852; dataset card of BAAI/TACO), column `tests` of the
+  configuration `taco` of DeepCoder;
+* a list of `{"input", "output", "type": "stdin_stdout" | "function_call", "fn_name"}`: `test_cases` in
+  `verification_info` of PrimeIntellect/verifiable-coding-problems (typed in the card of its copy
+  open-r1/verifiable-coding-problems-python), and `tests` of the configuration `primeintellect` of DeepCoder;
+* a list of `{"input", "output", "testtype": "stdin" | "functional", "metadata": {"func_name"}}`: LiveCodeBench, and
+  `tests` of the configurations `lcbv5` and `codeforces` of DeepCoder (as tinker-cookbook's recipes/code_rl reads them).
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar
 
 from cookbook.core.errors import DataError
 from cookbook.core.examples import Example
-from cookbook.data.chat.rows import BadRow
-from cookbook.data.code.dataset import OnBadRow, ParsedProblem, ProblemReader, hold_out, split_rows
+from cookbook.data.bad_rows import BadRow
 from cookbook.data.code.rows import (
     call_tests,
     check_language,
@@ -28,6 +30,7 @@ from cookbook.data.code.rows import (
     column,
     decode_json,
     function_prompt,
+    make_example,
     memory_limit,
     optional,
     program_prompt,
@@ -37,6 +40,8 @@ from cookbook.data.code.rows import (
     text,
     time_limit,
 )
+from cookbook.data.files import Location, Row
+from cookbook.data.source import Numbered, RowDataset, Source
 from cookbook.sandbox.base import Language
 from cookbook.sandbox.problem import CallTests, CodeProblem, StdinTests
 
@@ -49,9 +54,10 @@ _CALL_TYPES = ("functional", "function_call")
 def parse_tests(public: Any, hidden: Any, function_name: str | None, max_tests: int | None) -> StdinTests | CallTests:
     """Tests in the layouts above, or the JSON texts of them; None where there are none of a kind.
 
-    `function_name` counts where the tests name none. In call tests of the first two layouts each output may stand in a list of its own,
-    `[[5], [7]]` for the values 5 and 7: APPS' and TACO's own graders accept a value that equals the output or its first item. Here the
-    lists are taken off if every output of the problem is a list of one item, so that one value is right.
+    `function_name` counts where the tests name none. In call tests of the first two layouts each output may stand in a
+    list of its own,
+    `[[5], [7]]` for the values 5 and 7: APPS' and TACO's own graders accept a value that equals the output or its first
+    item. Here the lists are taken off if every output of the problem is a list of one item, so that one value is right.
 
     Raises:
         BadRow: broken JSON, no tests, inputs and outputs of different numbers, tests of two kinds, a malformed test.
@@ -144,163 +150,152 @@ def first_solution(value: Any) -> str | None:
     return next((program for program in programs if isinstance(program, str) and program.strip()), None)
 
 
-class DeepCoder:
-    """DeepCoder-Preview (agentica-org, 2025): problems of TACO, PrimeIntellect and LiveCodeBench for training, of Codeforces and later
-    LiveCodeBench for testing. Columns: `problem`, `tests`, `starter_code`, `solutions`, `metadata`.
+@dataclass(kw_only=True, eq=False, repr=False)
+class DeepCoder(RowDataset[Example]):
+    """DeepCoder-Preview (agentica-org, 2025): problems of TACO, PrimeIntellect and LiveCodeBench for training, of
+    Codeforces
+    and later LiveCodeBench for testing. Columns: `problem`, `tests`, `starter_code`, `solutions`, `metadata`.
 
     Args:
-        path: A local folder to read instead of the hub, with the configurations as subfolders, or `train*` and `test*` files in it.
+        path: A local folder to read instead of the hub, with the configurations as subfolders, or `train*` and `test*`
+            files.
         hub_id: Dataset on the hub.
-        train_configs: Configurations whose split `train` is learnt from.
+        train_configs: Configurations whose split `train` is trained on.
         test_configs: Configurations whose split `test` is held out.
         max_tests: Tests kept of each problem, chosen by `rows.choose_tests`; None keeps all.
-        on_bad_row: "skip" counts a malformed row in `bad_rows`; "fail" stops at the first.
-        train_size: Keep only the first problems of `train`; None keeps all.
-        test_size: The same for `test`.
 
-    Raises:
-        DataError: nothing to read, a bad row where `on_bad_row` is "fail", or a split without enough problems.
+    The other options and the errors are those of `RowDataset`.
     """
 
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        hub_id: str | None = "agentica-org/DeepCoder-Preview-Dataset",
-        train_configs: Sequence[str] = ("primeintellect", "taco", "lcbv5"),
-        test_configs: Sequence[str] = ("codeforces", "lcbv5"),
-        max_tests: int | None = 20,
-        on_bad_row: OnBadRow = "skip",
-        train_size: int | None = None,
-        test_size: int | None = None,
-    ) -> None:
-        check_max_tests(max_tests)
-        reader = ProblemReader("deepcoder", path, on_bad_row)
-        self.bad_rows = reader.bad_rows
+    kind: ClassVar[str] = "prompts"
 
-        def parse(row: Mapping[str, Any]) -> ParsedProblem:
-            metadata = decode_json(row.get("metadata") or {}, "metadata")
-            name = metadata.get("func_name") if isinstance(metadata, Mapping) else None
-            tests = parse_tests(None, column(row, "tests"), _name(name), max_tests)
-            prompt = make_prompt(text(row, "problem"), tests, row.get("starter_code"))
-            return ParsedProblem(prompt, CodeProblem(tests), solution_extra(first_solution(row.get("solutions"))))
+    name: str = "deepcoder"
+    hub_id: str | None = "agentica-org/DeepCoder-Preview-Dataset"
+    train_configs: Sequence[str] = ("primeintellect", "taco", "lcbv5")
+    test_configs: Sequence[str] = ("codeforces", "lcbv5")
+    max_tests: int | None = 20
 
-        train = reader.parse(split_rows(reader, hub_id, "train", train_configs), parse)
-        self.train: Sequence[Example] = reader.examples("train", train, train_size)
-        test = reader.parse(split_rows(reader, hub_id, "test", test_configs), parse)
-        self.test: Sequence[Example] = reader.examples("test", test, test_size)
+    def __post_init__(self) -> None:
+        check_max_tests(self.max_tests)
+        super().__post_init__()
+
+    def load(self) -> None:
+        self.train = self.take("train", self.items(self._rows("train", self.train_configs)), self.train_size)
+        self.test = self.take("test", self.items(self._rows("test", self.test_configs)), self.test_size)
+
+    def _rows(self, split: str, configs: Sequence[str]) -> Iterator[Row]:
+        """Those of each configuration, one after another."""
+        if self.local is None:
+            locations = [Location(None, self.hub_id, config) for config in configs]
+        else:
+            folders = [self.local / config for config in configs if (self.local / config).is_dir()]
+            locations = [Location(folder, None) for folder in folders or [self.local]]
+        return (row for location in locations for row in location.read(split))
+
+    def parse(self, row: Mapping[str, Any], place: str) -> Example:
+        metadata = decode_json(row.get("metadata") or {}, "metadata")
+        name = metadata.get("func_name") if isinstance(metadata, Mapping) else None
+        tests = parse_tests(None, column(row, "tests"), _name(name), self.max_tests)
+        prompt = make_prompt(text(row, "problem"), tests, row.get("starter_code"))
+        return make_example(prompt, CodeProblem(tests), solution_extra(first_solution(row.get("solutions"))))
 
 
-class TACO:
-    """TACO (Li et al. 2023): 25,443 and 1,000 problems of programming sites; and APPS (Hendrycks et al. 2021), whose columns are among
-    TACO's: `question`, `input_output`, `solutions`, `starter_code`, `difficulty`, and in TACO `source`, `time_limit`, `memory_limit`.
+@dataclass(kw_only=True, eq=False, repr=False)
+class TACO(Source[Example]):
+    """TACO (Li et al. 2023): 25,443 and 1,000 problems of programming sites; and APPS (Hendrycks et al. 2021).
 
-    Args and errors are those of `DeepCoder`, and:
+    APPS' columns are among TACO's: `question`, `input_output`, `solutions`, `starter_code`, `difficulty`, and in TACO
+    `source`, `time_limit`, `memory_limit`.
 
     Args:
-        name: Prefix of the ids.
-        hub_config: Configuration on the hub: "ALL", or in TACO a difficulty.
-        difficulties: Keep only problems of these; None keeps all. The others are no bad rows.
+        difficulties: Keep only problems of these, and leave the others out; None keeps all.
+        max_tests: Tests kept of each problem, chosen by `rows.choose_tests`; None keeps all.
+
+    The other options and the errors are those of `Source`. `hub_config` is "ALL" or, in TACO, a difficulty.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str = "taco",
-        path: str | None = None,
-        hub_id: str | None = "BAAI/TACO",
-        hub_config: str | None = "ALL",
-        difficulties: Sequence[str] | None = None,
-        max_tests: int | None = 20,
-        on_bad_row: OnBadRow = "skip",
-        train_size: int | None = None,
-        test_size: int | None = None,
-    ) -> None:
-        check_max_tests(max_tests)
-        reader = ProblemReader(name, path, on_bad_row)
-        self.bad_rows = reader.bad_rows
+    kind: ClassVar[str] = "prompts"
 
-        def parse(row: Mapping[str, Any]) -> ParsedProblem | None:
-            if difficulties is not None and row.get("difficulty") not in difficulties:
-                return None
-            tests = parse_tests(None, column(row, "input_output"), None, max_tests)
-            prompt = make_prompt(text(row, "question"), tests, row.get("starter_code"))
-            extra = solution_extra(first_solution(row.get("solutions"))) | optional(
-                row, difficulty="difficulty", source="source"
-            )
-            return ParsedProblem(prompt, CodeProblem(tests, **text_limits(row)), extra)
+    name: str = "taco"
+    hub_id: str | None = "BAAI/TACO"
+    hub_config: str | None = "ALL"
+    difficulties: Sequence[str] | None = None
+    max_tests: int | None = 20
 
-        train = reader.parse(split_rows(reader, hub_id, "train", [hub_config]), parse)
-        self.train: Sequence[Example] = reader.examples("train", train, train_size)
-        test = reader.parse(split_rows(reader, hub_id, "test", [hub_config]), parse)
-        self.test: Sequence[Example] = reader.examples("test", test, test_size)
+    def __post_init__(self) -> None:
+        check_max_tests(self.max_tests)
+        super().__post_init__()
+
+    def parse(self, row: Mapping[str, Any], place: str) -> Example | None:
+        if self.difficulties is not None and row.get("difficulty") not in self.difficulties:
+            return None
+        tests = parse_tests(None, column(row, "input_output"), None, self.max_tests)
+        prompt = make_prompt(text(row, "question"), tests, row.get("starter_code"))
+        about = optional(row, difficulty="difficulty", source="source")
+        solution = solution_extra(first_solution(row.get("solutions")))
+        return make_example(prompt, CodeProblem(tests, **text_limits(row)), solution | about)
 
 
-class PrimeIntellectCode:
-    """PrimeIntellect/verifiable-coding-problems (2025, part of SYNTHETIC-1): 144,169 problems in several languages, one split.
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrimeIntellectCode(Source[Example]):
+    """PrimeIntellect/verifiable-coding-problems (2025, part of SYNTHETIC-1): 144,169 problems in several languages, one
+    split.
 
-    Columns: `prompt` (or `problem_statement`), `verification_info` (with `language` and `test_cases`), `gold_standard_solution`, `source`,
-    `metadata` (with `difficulty`, `time_limit`, `memory_limit`). Texts of structures are JSON or, in some rows, Python literals.
-
-    Args and errors are those of `DeepCoder`, and:
+    Columns: `prompt` (or `problem_statement`), `verification_info` (with `language` and `test_cases`),
+    `gold_standard_solution`, `source`, `metadata` (with `difficulty`, `time_limit`, `memory_limit`). Texts of
+    structures are JSON or, in some rows, Python literals.
 
     Args:
-        languages: Keep only problems to be solved in these; the others are no bad rows.
-        test_fraction: Share of the problems that are held out, chosen by a hash of the prompt.
+        languages: Keep only problems to be solved in these, and leave the others out.
+        max_tests: Tests kept of each problem, chosen by `rows.choose_tests`; None keeps all.
         max_rows: Read only this many rows of the 21 GB; None reads all.
+
+    The other options and the errors are those of `Source`.
     """
 
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        hub_id: str | None = "PrimeIntellect/verifiable-coding-problems",
-        languages: Sequence[Language] = ("python",),
-        max_tests: int | None = 20,
-        test_fraction: float = 0.01,
-        max_rows: int | None = None,
-        on_bad_row: OnBadRow = "skip",
-        train_size: int | None = None,
-        test_size: int | None = None,
-    ) -> None:
-        check_max_tests(max_tests)
-        for language in languages:
+    kind: ClassVar[str] = "prompts"
+
+    name: str = "primeintellect_code"
+    hub_id: str | None = "PrimeIntellect/verifiable-coding-problems"
+    test_split: str | None = None
+    test_fraction: float = 0.01
+    languages: Sequence[Language] = ("python",)
+    max_tests: int | None = 20
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        check_max_tests(self.max_tests)
+        for language in self.languages:
             check_language(language)
-        if max_rows is not None and max_rows < 2:
+        if self.max_rows is not None and self.max_rows < 2:
             raise DataError(
-                f"dataset.max_rows={max_rows}: must be at least 2, one to learn from and one to hold out, or null for all"
+                f"dataset.max_rows={self.max_rows}: must be at least 2, one to train on and one to hold out, "
+                "or null for all"
             )
-        reader = ProblemReader("primeintellect_code", path, on_bad_row)
-        self.bad_rows = reader.bad_rows
+        super().__post_init__()
 
-        def parse(row: Mapping[str, Any]) -> ParsedProblem | None:
-            info = _structure(column(row, "verification_info"), "verification_info")
-            metadata = _structure(row.get("metadata") or {}, "metadata")
-            language = info.get("language") or "python"
-            if language not in languages:
-                return None
-            tests = parse_tests(None, column(info, "test_cases"), None, max_tests)
-            if isinstance(tests, CallTests) and language != "python":
-                raise BadRow("calls of a function in another language than Python", language)
-            prompt = make_prompt(text(row, "prompt", "problem_statement"), tests, "", language)
-            extra = solution_extra(first_solution(row.get("gold_standard_solution")), language) | optional(
-                row, source="source"
-            )
-            return ParsedProblem(
-                prompt,
-                CodeProblem(tests, language, **text_limits(metadata)),
-                extra | optional(metadata, difficulty="difficulty"),
-            )
+    def items(self, rows: Iterable[Row]) -> Iterator[Numbered[Example]]:
+        return super().items(islice(rows, self.max_rows))
 
-        rows = split_rows(reader, hub_id, "train", [None])
-        rows = rows if max_rows is None else (row for _, row in zip(range(max_rows), rows, strict=False))
-        train, test = hold_out(reader.parse(rows, parse), test_fraction)
-        self.train: Sequence[Example] = reader.examples("train", train, train_size)
-        self.test: Sequence[Example] = reader.examples("test", test, test_size)
+    def parse(self, row: Mapping[str, Any], place: str) -> Example | None:
+        info = _structure(column(row, "verification_info"), "verification_info")
+        metadata = _structure(row.get("metadata") or {}, "metadata")
+        language = info.get("language") or "python"
+        if language not in self.languages:
+            return None
+        tests = parse_tests(None, column(info, "test_cases"), None, self.max_tests)
+        if isinstance(tests, CallTests) and language != "python":
+            raise BadRow("calls of a function in another language than Python", language)
+        prompt = make_prompt(text(row, "prompt", "problem_statement"), tests, "", language)
+        solution = solution_extra(first_solution(row.get("gold_standard_solution")), language)
+        about = optional(row, source="source") | optional(metadata, difficulty="difficulty")
+        return make_example(prompt, CodeProblem(tests, language, **text_limits(metadata)), solution | about)
 
 
 def text_limits(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """`time_limit_s` and `memory_limit_mb` of a problem from `time_limit` ("2.0 seconds") and `memory_limit` ("256.0 megabytes")."""
+    """`time_limit_s` and `memory_limit_mb` of a problem from `time_limit` ("2.0 seconds") and `memory_limit` ("256.0
+    megabytes").
+    """
     seconds, megabytes = quantity(columns.get("time_limit"), "time"), quantity(columns.get("memory_limit"), "memory")
     return {
         "time_limit_s": None if seconds is None else time_limit(seconds),

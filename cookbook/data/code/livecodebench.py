@@ -1,8 +1,11 @@
 """LiveCodeBench (Jain et al. 2024, arXiv:2403.07974): contest problems with the dates on which they were published.
 
-Columns, as LiveCodeBench's own `lcb_runner/benchmarks/code_generation.py` reads them: `question_content`, `platform`, `contest_date` (ISO
-8601), `difficulty`, `starter_code`, `metadata` (JSON, with `func_name`), `public_test_cases` (JSON) and `private_test_cases`: JSON, or the
-base64 of the zlib compression of the pickle of the JSON text. The pickle is never loaded: it is taken apart, and must hold one text.
+Columns, as LiveCodeBench's own `lcb_runner/benchmarks/code_generation.py` reads them: `question_content`, `platform`,
+`contest_date` (ISO
+8601), `difficulty`, `starter_code`, `metadata` (JSON, with `func_name`), `public_test_cases` (JSON) and
+    `private_test_cases`: JSON, or the
+base64 of the zlib compression of the pickle of the JSON text. The pickle is never loaded: it is taken apart, and must
+    hold one text.
 """
 
 from __future__ import annotations
@@ -11,17 +14,18 @@ import base64
 import binascii
 import pickletools
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from cookbook.core.errors import DataError
 from cookbook.core.examples import Example
-from cookbook.data.chat.rows import BadRow
-from cookbook.data.code.dataset import OnBadRow, ParsedProblem, ProblemReader, split_rows
+from cookbook.data.bad_rows import BadRow
 from cookbook.data.code.json_problems import make_prompt, parse_tests
-from cookbook.data.code.rows import check_max_tests, column, decode_json, optional, text
-from cookbook.data.files import Row, read_file
+from cookbook.data.code.rows import check_max_tests, column, decode_json, make_example, optional, text
+from cookbook.data.files import Location, Row, read_file
+from cookbook.data.source import Numbered, RowDataset
 from cookbook.sandbox.problem import CodeProblem
 
 LARGEST_PRIVATE_TESTS = 1 << 30
@@ -31,77 +35,67 @@ _TEXT_OPCODES = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"}
 _OTHER_OPCODES = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
 
-class LiveCodeBench:
-    """Problems before a date to learn from, and those since to be tested with.
+@dataclass(kw_only=True, eq=False, repr=False)
+class LiveCodeBench(RowDataset[Example]):
+    """Problems before a date to train on, and those since to be tested with.
 
     Args:
         path: A local folder with the hub's files (`test.jsonl`, `test2.jsonl`, ... or `test*.parquet`), or one file.
         hub_id: Dataset on the hub, read when `path` is None.
         hub_config: Its configuration, a release of the benchmark or a part of one.
-        train_start: First contest date (YYYY-MM-DD) of the problems to learn from; None: no bound.
-        test_start: First contest date of the test problems; earlier ones are learnt from.
+        train_start: First contest date (YYYY-MM-DD) of the training problems; None: no bound.
+        test_start: First contest date of the test problems; earlier ones are trained on.
         test_end: First contest date after the test problems; None: no bound.
         max_tests: Tests kept of each problem, chosen by `rows.choose_tests`; None keeps all.
-        on_bad_row: "skip" counts a malformed row in `bad_rows`; "fail" stops at the first.
-        train_size: Keep only the first problems of `train`; None keeps all.
-        test_size: The same for `test`.
 
-    Raises:
-        DataError: nothing to read, a date that is none, a bad row where `on_bad_row` is "fail", or a split without enough problems.
+    The other options and the errors are those of `RowDataset`.
     """
 
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        hub_id: str | None = "lighteval/code_generation_lite",
-        hub_config: str | None = "release_v5",
-        train_start: str | None = None,
-        test_start: str = "2024-08-01",
-        test_end: str | None = None,
-        max_tests: int | None = None,
-        on_bad_row: OnBadRow = "skip",
-        train_size: int | None = None,
-        test_size: int | None = None,
-    ) -> None:
-        check_max_tests(max_tests)
-        start, end = _date("train_start", train_start, date.min), _date("test_end", test_end, date.max)
-        middle = _date("test_start", test_start, date.max)
-        if not start < middle < end:
+    kind: ClassVar[str] = "prompts"
+
+    name: str = "livecodebench"
+    hub_id: str | None = "lighteval/code_generation_lite"
+    hub_config: str | None = "release_v5"
+    train_start: str | None = None
+    test_start: str = "2024-08-01"
+    test_end: str | None = None
+    max_tests: int | None = None
+
+    def __post_init__(self) -> None:
+        check_max_tests(self.max_tests)
+        self._start = _date("train_start", self.train_start, date.min)
+        self._middle = _date("test_start", self.test_start, date.max)
+        self._end = _date("test_end", self.test_end, date.max)
+        if not self._start < self._middle < self._end:
             raise DataError(
-                f"dataset.test_start={test_start}: must be after train_start={train_start} and before test_end={test_end}"
+                f"dataset.test_start={self.test_start}: must be after train_start={self.train_start} "
+                f"and before test_end={self.test_end}"
             )
-        reader = ProblemReader("livecodebench", path, on_bad_row)
-        self.bad_rows = reader.bad_rows
+        super().__post_init__()
 
-        def parse(row: Mapping[str, Any]) -> ParsedProblem | None:
-            day = contest_day(column(row, "contest_date"))
-            return _parse(row, day, max_tests) if start <= day < end else None
+    def load(self) -> None:
+        problems = list(self.items(self._rows()))
 
-        problems = list(reader.parse(_rows(reader, hub_id, hub_config), parse))
-        is_test = [parsed.extra["contest_date"] >= middle.isoformat() for _, parsed in problems]
-        train = (problem for problem, later in zip(problems, is_test, strict=True) if not later)
-        test = (problem for problem, later in zip(problems, is_test, strict=True) if later)
-        self.train: Sequence[Example] = reader.examples("train", train, train_size)
-        self.test: Sequence[Example] = reader.examples("test", test, test_size)
+        def is_test(problem: Numbered[Example]) -> bool:
+            return problem[1].extra["contest_date"] >= self._middle.isoformat()
 
+        train = (problem for problem in problems if not is_test(problem))
+        self.train = self.take("train", train, self.train_size)
+        self.test = self.take("test", filter(is_test, problems), self.test_size)
 
-def _rows(reader: ProblemReader, hub_id: str | None, hub_config: str | None) -> Iterator[Row]:
-    path = reader.path
-    files = (
-        []
-        if path is None
-        else [path]
-        if path.is_file()
-        else sorted([*path.glob("test*.jsonl"), *path.glob("test*.parquet")])
-    )
-    if not files:
-        yield from split_rows(reader, hub_id, "test", [hub_config])
-    for file in files:
-        yield from read_file(file, reader.on_broken)
+    def _rows(self) -> Iterator[Row]:
+        folder = self.local
+        files = [] if folder is None else sorted([*folder.glob("test*.jsonl"), *folder.glob("test*.parquet")])
+        if files:
+            return (row for file in files for row in read_file(file))
+        return Location(folder, self.hub_id, self.hub_config).read("test")
+
+    def parse(self, row: Mapping[str, Any], place: str) -> Example | None:
+        day = contest_day(column(row, "contest_date"))
+        return _parse(row, day, self.max_tests) if self._start <= day < self._end else None
 
 
-def _parse(row: Mapping[str, Any], day: date, max_tests: int | None) -> ParsedProblem:
+def _parse(row: Mapping[str, Any], day: date, max_tests: int | None) -> Example:
     metadata = decode_json(row.get("metadata") or {}, "metadata")
     name = metadata.get("func_name") if isinstance(metadata, Mapping) else None
     public = decode_json(column(row, "public_test_cases"), "public_test_cases")
@@ -111,7 +105,7 @@ def _parse(row: Mapping[str, Any], day: date, max_tests: int | None) -> ParsedPr
     tests = parse_tests(public, private, name, max_tests)
     prompt = make_prompt(text(row, "question_content"), tests, row.get("starter_code"))
     extra = optional(row, difficulty="difficulty", source="platform") | {"contest_date": day.isoformat()}
-    return ParsedProblem(prompt, CodeProblem(tests), extra)
+    return make_example(prompt, CodeProblem(tests), extra)
 
 
 def private_tests(value: Any) -> Any:

@@ -1,10 +1,14 @@
-"""MBPP (Austin et al. 2021, arXiv:2108.07732): 974 small functions, each with a sentence about it and three assert statements.
+"""MBPP (Austin et al. 2021, arXiv:2108.07732): 974 small functions, each with a sentence about it and three assert
+statements.
 
-Columns, as google-research's mbpp/README.md and its file `mbpp.jsonl` have them: `text` (`prompt` in the sanitized version), `code`,
-`task_id`, `test_list`, `test_setup_code` (`test_imports` in the sanitized version), `challenge_test_list`. The task ids make the official
-splits: 11 to 510 test, 601 to 974 training, 511 to 600 validation; 1 to 10 are for few-shot prompts, and here count as validation.
+Columns, as google-research's mbpp/README.md and its file `mbpp.jsonl` have them: `text` (`prompt` in the sanitized
+version), `code`, `task_id`, `test_list`, `test_setup_code` (`test_imports` in the sanitized version),
+`challenge_test_list`. The task ids make the official
+splits: 11 to 510 test, 601 to 974 training, 511 to 600 validation; 1 to 10 are for few-shot prompts, and here count as
+    validation.
 
-The tests of three problems (367, 601, 927) build objects of classes that the gold program defines. A test runs apart from the program, so
+The tests of three problems (367, 601, 927) build objects of classes that the gold program defines. A test runs apart
+from the program, so
 no program can be graded by them: they are bad rows.
 """
 
@@ -12,12 +16,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from cookbook.core.examples import Example
-from cookbook.data.chat.rows import BadRow
-from cookbook.data.code.dataset import Numbered, OnBadRow, ParsedProblem, ProblemReader, all_rows
-from cookbook.data.code.rows import column, parse_python, solution_extra, text
+from cookbook.data.bad_rows import BadRow
+from cookbook.data.code.rows import column, make_example, parse_python, solution_extra, text
+from cookbook.data.files import Location, named_file
+from cookbook.data.source import Numbered, RowDataset
 from cookbook.sandbox.problem import AssertTests, CodeProblem
 
 TRAIN_IDS, TEST_IDS = range(601, 975), range(11, 511)
@@ -27,55 +33,49 @@ TIME_LIMIT_S = 10.0
 """The source has none; the gold program of task 123 takes about 4 seconds."""
 
 
-class MBPP:
-    """The official splits. The prompt shows the tests of `test_list`, as the paper's does: without them the function's name is unknown.
+@dataclass(kw_only=True, eq=False, repr=False)
+class MBPP(RowDataset[Example]):
+    """The official splits; `validation` has the third one.
+
+    The prompt shows the tests of `test_list`, as the paper's does: without them the function's name is unknown.
 
     Args:
         path: `mbpp.jsonl`, a folder with it, or a folder with `train*` and `test*` files, to read instead of the hub.
         hub_id: Dataset on the hub.
         hub_config: "full", or "sanitized" (427 problems with edited texts).
-        challenge_tests: Also grade by `challenge_test_list`, which the prompt does not show. Only a few problems have one.
-        on_bad_row: "skip" counts a malformed row in `bad_rows`; "fail" stops at the first.
-        train_size: Keep only the first problems of `train`; None keeps all.
-        test_size: The same for `test`.
+        challenge_tests: Also grade by `challenge_test_list`, which the prompt does not show. Only a few problems have
+            one.
 
-    Raises:
-        DataError: nothing to read, a bad row where `on_bad_row` is "fail", or a split without enough problems.
+    The other options and the errors are those of `RowDataset`.
     """
 
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        hub_id: str | None = "google-research-datasets/mbpp",
-        hub_config: str | None = "full",
-        challenge_tests: bool = False,
-        on_bad_row: OnBadRow = "skip",
-        train_size: int | None = None,
-        test_size: int | None = None,
-    ) -> None:
-        reader = ProblemReader("mbpp", path, on_bad_row)
-        self.bad_rows = reader.bad_rows
+    kind: ClassVar[str] = "prompts"
 
-        def parse(row: Mapping[str, Any]) -> ParsedProblem:
-            task = column(row, "task_id")
-            if not isinstance(task, int):
-                raise BadRow("malformed task_id", f"{task!r:.40}")
-            return _parse(row, task, challenge_tests)
+    name: str = "mbpp"
+    hub_id: str | None = "google-research-datasets/mbpp"
+    hub_config: str | None = "full"
+    challenge_tests: bool = False
 
-        rows = all_rows(reader, hub_id, hub_config, ("train", "test"), "mbpp.jsonl")
-        problems = list(reader.parse(rows, parse))
+    def load(self) -> None:
+        location = Location(named_file(self.local, "mbpp.jsonl"), self.hub_id, self.hub_config)
+        splits = ["train"] if location.has_no_splits else ["train", "test"]
+        problems = list(self.items(row for split in splits for row in location.read(split)))
 
-        def within(ids: Container[int]) -> Iterator[Numbered]:
+        def within(ids: Container[int]) -> Iterator[Numbered[Example]]:
             return (problem for problem in problems if problem[1].extra["task_id"] in ids)
 
-        self.train: Sequence[Example] = reader.examples("train", within(TRAIN_IDS), train_size)
-        self.test: Sequence[Example] = reader.examples("test", within(TEST_IDS), test_size)
-        self.validation: Sequence[Example] = list(reader.each("validation", within(VALIDATION_IDS)))
-        """Neither learnt from nor evaluated; empty unless all of `mbpp.jsonl` was read."""
+        self.train = self.take("train", within(TRAIN_IDS), self.train_size)
+        self.test = self.take("test", within(TEST_IDS), self.test_size)
+        self.validation: Sequence[Example] = self.with_ids("validation", within(VALIDATION_IDS))
+
+    def parse(self, row: Mapping[str, Any], place: str) -> Example:
+        task = column(row, "task_id")
+        if not isinstance(task, int):
+            raise BadRow("malformed task_id", f"{task!r:.40}")
+        return _parse(row, task, self.challenge_tests)
 
 
-def _parse(row: Mapping[str, Any], task: int, challenge_tests: bool) -> ParsedProblem:
+def _parse(row: Mapping[str, Any], task: int, challenge_tests: bool) -> Example:
     code = text(row, "code").replace("\r\n", "\n")
     shown = _statements(row, "test_list")
     tests = shown + (_statements(row, "challenge_test_list") if challenge_tests else ())
@@ -109,7 +109,7 @@ def _parse(row: Mapping[str, Any], task: int, challenge_tests: bool) -> ParsedPr
     )
     prompt = f"{statement}\n\nPut the whole program in one ```python block."
     extra = solution_extra(code) | {"task_id": task}
-    return ParsedProblem(prompt, CodeProblem(AssertTests(tests, called, setup), time_limit_s=TIME_LIMIT_S), extra)
+    return make_example(prompt, CodeProblem(AssertTests(tests, called, setup), time_limit_s=TIME_LIMIT_S), extra)
 
 
 def _statements(row: Mapping[str, Any], name: str) -> tuple[str, ...]:

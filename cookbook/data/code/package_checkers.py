@@ -1,15 +1,15 @@
 """Output validators of problem packages as checkers of `StdinTests`.
 
-The specification of both is https://www.kattis.com/problem-package-format (spec/legacy, "Output Validators"): a validator is called with
-the names of the input file, the answer file and a folder for feedback, and the flags; it reads the program's output from stdin, and ends
-with status 42 to accept and 43 to refuse.
+The specification of both is https://www.kattis.com/problem-package-format (spec/legacy, "Output Validators"): a
+validator is called with the names of the input file, the answer file and a folder for feedback, and the flags; it reads
+the program's output from stdin, and ends with status 42 to accept and 43 to refuse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cookbook.data.chat.rows import BadRow
+from cookbook.data.bad_rows import BadRow
 from cookbook.data.code.rows import parse_python
 
 _ADAPTER = """\
@@ -35,7 +35,8 @@ os._exit(verdict - 42)
 """
 """A checker that runs a validator: 0 accepts, 1 refuses, anything else says that the validator itself failed.
 
-A validator that dies of an exception refuses (Python's own exit status is 1): what makes it die is output that it did not expect.
+A validator that dies of an exception refuses (Python's own exit status is 1): what makes it die is output that it did
+not expect.
 """
 
 _DEFAULT_VALIDATOR = r"""
@@ -85,9 +86,9 @@ def output_validation(
 ) -> tuple[float | None, str | None]:
     """The `float_tolerance` and the `checker` of the tests of a package.
 
-    The default validator becomes the plain comparison, which costs no process, where both agree on the answers at hand: one tolerance
-    for absolute and relative errors, no sensitivity to spaces, and `case_sensitive` set or no letters in the answers. Everything
-    else becomes a checker.
+    The default validator becomes the plain comparison, which costs no process, where both agree on the answers at hand:
+    one tolerance for absolute and relative errors, no sensitivity to spaces, and `case_sensitive` set or no letters in
+    the answers. Everything else becomes a checker.
 
     Args:
         validator: Source of a custom validator in Python; None for the default one.
@@ -95,7 +96,8 @@ def output_validation(
         cases: The tests.
 
     Raises:
-        BadRow: a flag that the default validator does not have, a tolerance that is no number, or a validator that is no Python.
+        BadRow: a flag that the default validator does not have, a tolerance that is no number, or a validator that is
+            no Python.
     """
     if validator is not None:
         parse_python(validator, "output validator")

@@ -1,29 +1,33 @@
 """Problem packages of programming contests: a folder with problem.yaml, a statement, test data and judges' solutions.
 
-The format is that of https://www.kattis.com/problem-package-format (spec/legacy, whose ICPC subset is spec/legacy-icpc, and spec/2025-09).
-What is read of it: pass-fail problems with a program's stdin and stdout, the default output validator with its flags, and custom output
-validators that are a single Python file. What cannot be graded so is a bad row: scoring, interactive, multi-pass and submit-answer
-problems, validators in other languages or of several files, flags that differ between groups of test data, tests with arguments or files.
+The format is that of https://www.kattis.com/problem-package-format (spec/legacy, whose ICPC subset is spec/legacy-icpc,
+and spec/2025-09).
+What is read of it: pass-fail problems with a program's stdin and stdout, the default output validator with its flags,
+    and custom output
+validators that are a single Python file. What cannot be graded so is a bad row: scoring, interactive, multi-pass and
+submit-answer problems, validators in other languages or of several files, flags that differ between groups of test
+data, tests with arguments or files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
 from cookbook.core.errors import DataError
 from cookbook.core.examples import Example
-from cookbook.data.chat.rows import BadRow
-from cookbook.data.code.dataset import OnBadRow, ParsedProblem, ProblemReader, hold_out
+from cookbook.data.bad_rows import BadRow
 from cookbook.data.code.package_checkers import output_validation
 from cookbook.data.code.rows import (
     LARGEST_TEST_BYTES,
     check_language,
     check_max_tests,
     choose_tests,
+    make_example,
     memory_limit,
     program_prompt,
     quantity,
@@ -32,6 +36,7 @@ from cookbook.data.code.rows import (
     time_limit,
 )
 from cookbook.data.files import Row
+from cookbook.data.source import RowDataset, check_fraction, hold_out
 from cookbook.sandbox.base import Language
 from cookbook.sandbox.problem import CodeProblem, StdinTests
 
@@ -50,50 +55,45 @@ SUFFIXES: dict[str, Language] = {
 """Languages by file name, from the specification's table."""
 
 
-class ProblemPackages:
-    """The packages in a folder, or one package, which then is both the problem to learn from and the held-out one.
+@dataclass(kw_only=True, eq=False, repr=False)
+class ProblemPackages(RowDataset[Example]):
+    """The packages in a folder; or one package, which then is both the training problem and the held-out one.
 
     Args:
         path: A package (a folder with `problem.yaml`), or a folder whose subfolders are packages.
         language: What the programs are to be written in; an accepted submission in it is preferred as the gold program.
-        statement_language: Which of several statements to take; English, or else the first there is, where it is missing.
+        statement_language: Which of several statements to take; English, or else the first one, where it is missing.
         max_tests: Tests kept of each problem, samples first, chosen by `rows.choose_tests`; None keeps all.
-        test_fraction: Share of the packages that are held out, chosen by a hash of the statement.
-        on_bad_row: "skip" counts a package that is no usable problem in `bad_rows`; "fail" stops at the first.
-        train_size: Keep only the first problems of `train`; None keeps all.
-        test_size: The same for `test`.
+        test_fraction: Share of the packages to hold out, chosen by a hash of the statement.
 
-    Raises:
-        DataError: no package there, a bad one where `on_bad_row` is "fail", or a split without enough problems.
+    The other options and the errors are those of `RowDataset`; a bad package counts as a bad row.
     """
 
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        language: Language = "python",
-        statement_language: str = "en",
-        max_tests: int | None = None,
-        test_fraction: float = 0.1,
-        on_bad_row: OnBadRow = "skip",
-        train_size: int | None = None,
-        test_size: int | None = None,
-    ) -> None:
-        check_max_tests(max_tests)
-        check_language(language)
-        reader = ProblemReader("problem_packages", path, on_bad_row)
-        self.bad_rows = reader.bad_rows
-        if reader.path is None:
+    kind: ClassVar[str] = "prompts"
+
+    name: str = "problem_packages"
+    language: Language = "python"
+    statement_language: str = "en"
+    max_tests: int | None = None
+    test_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_max_tests(self.max_tests)
+        check_language(self.language)
+        check_fraction(self.test_fraction)
+        super().__post_init__()
+
+    def load(self) -> None:
+        if self.local is None:
             raise DataError("dataset.path is not set: give a problem package, or a folder of them")
-        is_package = (reader.path / "problem.yaml").is_file()
+        problems = list(self.items(_packages(self.local)))
+        is_package = (self.local / "problem.yaml").is_file()
+        train, test = (problems, problems) if is_package else hold_out(problems, self.test_fraction)
+        self.train = self.take("train", train, self.train_size)
+        self.test = self.take("test", test, self.test_size)
 
-        def parse(row: Mapping[str, Any]) -> ParsedProblem:
-            return read_package(row["package"], language, statement_language, max_tests)
-
-        problems = list(reader.parse(_packages(reader.path), parse))
-        train, test = (problems, problems) if is_package else hold_out(problems, test_fraction)
-        self.train: Sequence[Example] = reader.examples("train", train, train_size)
-        self.test: Sequence[Example] = reader.examples("test", test, test_size)
+    def parse(self, row: Mapping[str, Any], place: str) -> Example:
+        return read_package(row["package"], self.language, self.statement_language, self.max_tests)
 
 
 def _packages(path: Path) -> Iterator[Row]:
@@ -101,13 +101,13 @@ def _packages(path: Path) -> Iterator[Row]:
         yield str(path), {"package": path}
         return
     if not path.is_dir():
-        raise DataError(f"dataset.path={path} is no folder; give a problem package, or a folder of them")
+        raise DataError(f"dataset.path={path} is not a folder; give a problem package, or a folder of them")
     for folder in sorted(path.iterdir()):
         if folder.is_dir() and not folder.name.startswith("."):
             yield str(folder), {"package": folder}
 
 
-def read_package(package: Path, language: Language, statement_language: str, max_tests: int | None) -> ParsedProblem:
+def read_package(package: Path, language: Language, statement_language: str, max_tests: int | None) -> Example:
     """The problem in the folder `package`.
 
     Raises:
@@ -152,7 +152,7 @@ def read_package(package: Path, language: Language, statement_language: str, max
     )
     extra = _gold(package, language) | {"package": package.name}
     source = settings.get("source")
-    return ParsedProblem(
+    return make_example(
         program_prompt(statement, language), problem, extra | ({"source": source} if isinstance(source, str) else {})
     )
 

@@ -1,4 +1,4 @@
-"""Parts of a problem, checked as they are read: tests, limits, texts and prompts. What is wrong with one is a BadRow."""
+"""Parsers of the parts of a problem: tests, limits, texts and prompts. A part that is wrong raises BadRow."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from cookbook.core.errors import DataError
-from cookbook.data.chat.rows import BadRow
+from cookbook.core.examples import Example, Message
+from cookbook.data.bad_rows import BadRow
 from cookbook.sandbox.base import Language
-from cookbook.sandbox.problem import CallTests, StdinTests
+from cookbook.sandbox.problem import CallTests, CodeProblem, StdinTests
 
 T = TypeVar("T")
 
@@ -84,10 +85,12 @@ def decode_json(value: Any, what: str) -> Any:
 
 
 def choose_tests(public: Sequence[T], hidden: Sequence[T], max_tests: int | None) -> list[T]:
-    """At most `max_tests` of the tests, always the same: the first public ones, then hidden ones at even distances, the last among them.
+    """At most `max_tests` of the tests, always the same: the first public ones, then hidden ones at even distances, the
+    last among them.
 
-    Public tests (samples) fill at most half the places as long as there are hidden ones for the rest; where none is public, the first
-    test counts as such. Hidden tests tend to grow from first to last, so even distances keep some of every size.
+    Public tests (samples) fill at most half the places as long as there are hidden ones for the rest; where none is
+    public, the first test counts as such. Hidden tests tend to grow from first to last, so even distances keep some of
+    every size.
     """
     if not public:
         public, hidden = hidden[:1], hidden[1:]
@@ -114,7 +117,9 @@ def stdin_tests(
 def call_tests(
     name: str, public: Sequence[tuple[Any, Any]], hidden: Sequence[tuple[Any, Any]], max_tests: int | None
 ) -> CallTests:
-    """From (arguments, value) pairs of JSON values: the arguments are a list or, as in LiveCodeBench, a text with one JSON value a line."""
+    """From (arguments, value) pairs of JSON values: the arguments are a list or, as in LiveCodeBench, a text with one
+    JSON value a line.
+    """
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise BadRow("malformed function name", repr(name)[:60])
     cases = []
@@ -188,7 +193,9 @@ _UNITS |= {
 
 
 def quantity(value: Any, what: str) -> float | None:
-    """Seconds or megabytes from a number or a text such as "2.0 seconds" or "256.0 megabytes"; None for nothing ("", "None", null)."""
+    """Seconds or megabytes from a number or a text such as "2.0 seconds" or "256.0 megabytes"; None for nothing ("",
+    "None", null).
+    """
     if value is None or (isinstance(value, str) and value.strip().lower() in ("", "none", "null")):
         return None
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -216,8 +223,15 @@ def function_prompt(statement: str, function_name: str, starter_code: str = "") 
     return f"{statement.strip()}\n\n{instruction}Put the whole program in one ```python block."
 
 
+def make_example(prompt: str, problem: CodeProblem, extra: Mapping[str, Any]) -> Example:
+    """An example, still without its id, whose `extra` has the problem under that name."""
+    return Example("", (Message(role="user", content=prompt),), "", {"problem": problem, **extra})
+
+
 def optional(row: Mapping[str, Any], **names: str) -> dict[str, Any]:
-    """Those of the columns that the row has a text or a number in, under the names given: `optional(row, difficulty="difficulty")`."""
+    """Those of the columns that the row has a text or a number in, under the names given: `optional(row,
+    difficulty="difficulty")`.
+    """
     values = {key: row.get(name) for key, name in names.items()}
     return {key: value for key, value in values.items() if isinstance(value, str | int | float) and value != ""}
 

@@ -1,4 +1,6 @@
-"""What generated datasets share: reproducible draws, a held-out class by content, and sequences that make items on demand."""
+"""What generated datasets share: reproducible draws, a held-out class by content, and sequences that make items on
+demand.
+"""
 
 from __future__ import annotations
 

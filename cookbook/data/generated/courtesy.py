@@ -7,9 +7,9 @@ training prompt is a held-out one. Both completions of a pair have the same work
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from cookbook.core.examples import Example, Message, PreferencePair
-from cookbook.data.bad_rows import BadRows
 from cookbook.data.generated.base import Draws, GeneratedSequence
 from cookbook.data.generated.word_problems import WordProblems
 
@@ -48,9 +48,10 @@ class Courtesy:
         DataError: a size is negative.
     """
 
+    kind: ClassVar[str] = "pairs"
+
     def __init__(self, *, seed: int = 0, train_size: int = 20_000, test_size: int = 1_000) -> None:
         problems = WordProblems(seed=seed, train_size=train_size, test_size=test_size)
-        self.bad_rows = BadRows()
         self.train: Sequence[PreferencePair] = GeneratedSequence(
             lambda index: _make_pair(problems.train[index]), train_size
         )

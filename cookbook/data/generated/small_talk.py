@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from cookbook.core.errors import DataError
 from cookbook.core.examples import Conversation, Message
-from cookbook.data.bad_rows import BadRows
 from cookbook.data.files import Split
 from cookbook.data.generated.base import Draws, GeneratedSequence, is_held_out
 
@@ -87,7 +87,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Skill:
-    """A script. `blanks` gives each blank its options (drawn without repetition within one chat); a turn is (role, text or call).
+    """A script. `blanks` gives each blank its options (drawn without repetition within one chat); a turn is (role, text
+    or call).
 
     Where a user's turn has several texts, they say the same in other words.
     """
@@ -222,6 +223,8 @@ class SmallTalk:
         DataError: a size is below 1.
     """
 
+    kind: ClassVar[str] = "chat"
+
     def __init__(
         self, *, seed: int = 0, train_size: int = 10_000, test_size: int = 200, tool_calls: bool = True
     ) -> None:
@@ -229,7 +232,6 @@ class SmallTalk:
             if size < 1:
                 raise DataError(f"dataset.{name}={size}: must be at least 1")
         skills = [skill for skill in SKILLS if tool_calls or not skill.tools]
-        self.bad_rows = BadRows()
         self.train: Sequence[Conversation] = GeneratedSequence(
             lambda index: _make_chat(skills, seed, "train", index), train_size
         )

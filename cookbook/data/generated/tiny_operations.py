@@ -1,67 +1,10 @@
-"""The parts that `tiny_programs` composes: inputs, operations from one type of value to another, and ways to print.
-
-The variable of a type has one name in every program: n an integer, xs integers, s a text, ws words, a, b, c integers on one line.
-"""
+"""Operations of `tiny_programs`: from one type of value to another, in words, in code, and as a function."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from collections.abc import Sequence
 
-Type = Literal["int", "pair", "triple", "ints", "text", "words", "output"]
-
-LETTERS = "aeinorst"
-CONSTANTS: Mapping[str, Sequence[int | str]] = {"k": range(2, 10), "c": LETTERS, "m": "-+/:"}
-"""An operation's constant is a number, a letter or a mark, and stands as {k}, {c} or {m} in its phrases and its code."""
-
-
-@dataclass(frozen=True)
-class Input:
-    """What is on stdin: in the words of either phrasing, and the line of code that reads it."""
-
-    name: str
-    type: Type
-    phrases: tuple[str, str]
-    code: str
-
-
-@dataclass(frozen=True)
-class Operation:
-    """From a value of type `takes` to one of type `gives`: in words, in code, and as a function of the value and the constant."""
-
-    name: str
-    takes: Type
-    gives: Type
-    phrases: tuple[str, str]
-    code: str
-    function: Callable[[Any, Any], Any]
-
-    @cached_property
-    def constant(self) -> str | None:
-        """Its key in `CONSTANTS`; None where the operation has no constant."""
-        return next((key for key in CONSTANTS if f"{{{key}}}" in self.code), None)
-
-
-INPUTS = (
-    Input("one", "int", ("an integer", "one integer"), "n = int(input())"),
-    Input("two", "pair", ("two integers on a line", "two integers"), "a, b = map(int, input().split())"),
-    Input("three", "triple", ("three integers on a line", "three integers"), "a, b, c = map(int, input().split())"),
-    Input("list", "ints", ("a line of integers", "a list of integers"), "xs = list(map(int, input().split()))"),
-    Input("word", "text", ("a word", "one word"), "s = input()"),
-    Input("words", "words", ("a line of words", "a list of words"), "ws = input().split()"),
-)
-
-
-def _operations(
-    takes: Type, gives: Type, *rows: tuple[str, str, str, str, Callable[[Any, Any], Any]]
-) -> list[Operation]:
-    """From rows of name, phrases, code and function."""
-    return [
-        Operation(name, takes, gives, (first, second), code, function) for name, first, second, code, function in rows
-    ]
+from cookbook.data.generated.tiny_parts import by_type, operations
 
 
 def _horner(values: Sequence[int], factor: int) -> int:
@@ -71,8 +14,8 @@ def _horner(values: Sequence[int], factor: int) -> int:
     return total
 
 
-_OPERATIONS = (
-    *_operations(
+OPERATIONS = by_type(
+    *operations(
         "int",
         "int",
         ("add", "add {k}", "increase it by {k}", "n = n + {k}", lambda n, k: n + k),
@@ -112,7 +55,7 @@ _OPERATIONS = (
             lambda n, k: sum(i * k for i in range(n)),
         ),
     ),
-    *_operations(
+    *operations(
         "int",
         "text",
         ("backwards", "write it backwards", "reverse its digits", "s = str(n)[::-1]", lambda n, _: str(n)[::-1]),
@@ -131,7 +74,7 @@ _OPERATIONS = (
             lambda n, k: str(n).zfill(k),
         ),
     ),
-    *_operations(
+    *operations(
         "pair",
         "int",
         ("sum_two", "add them", "find their sum", "n = a + b", lambda ab, _: ab[0] + ab[1]),
@@ -160,7 +103,7 @@ _OPERATIONS = (
             lambda ab, k: ab[0] + k * ab[1],
         ),
     ),
-    *_operations(
+    *operations(
         "triple",
         "int",
         ("sum_three", "add them", "find their sum", "n = a + b + c", lambda abc, _: sum(abc)),
@@ -195,7 +138,7 @@ _OPERATIONS = (
             lambda abc, _: abc[0] + abc[1] - abc[2],
         ),
     ),
-    *_operations(
+    *operations(
         "ints",
         "ints",
         (
@@ -257,7 +200,7 @@ _OPERATIONS = (
         ("sort", "sort them", "put them in ascending order", "xs = sorted(xs)", lambda xs, _: sorted(xs)),
         ("reverse", "reverse them", "put them in reverse order", "xs = xs[::-1]", lambda xs, _: xs[::-1]),
     ),
-    *_operations(
+    *operations(
         "ints",
         "int",
         ("sum", "add them up", "find their sum", "n = sum(xs)", lambda xs, _: sum(xs)),
@@ -286,7 +229,7 @@ _OPERATIONS = (
             _horner,
         ),
     ),
-    *_operations(
+    *operations(
         "ints",
         "text",
         (
@@ -297,7 +240,7 @@ _OPERATIONS = (
             lambda xs, k: k.join(map(str, xs)),
         ),
     ),
-    *_operations(
+    *operations(
         "text",
         "text",
         ("reverse_text", "reverse it", "turn it around", "s = s[::-1]", lambda s, _: s[::-1]),
@@ -322,7 +265,7 @@ _OPERATIONS = (
         ("prepend", "prepend {c}", "put {c} before it", 's = "{c}" + s', lambda s, k: k + s),
         ("repeat", "write it {k} times in a row", "repeat it {k} times", "s = s * {k}", lambda s, k: s * k),
     ),
-    *_operations(
+    *operations(
         "text",
         "int",
         ("length", "take its length", "count its letters", "n = len(s)", lambda s, _: len(s)),
@@ -335,7 +278,7 @@ _OPERATIONS = (
             lambda s, _: sum(x in "aeiou" for x in s),
         ),
     ),
-    *_operations(
+    *operations(
         "words",
         "words",
         ("sort_words", "sort them", "put them in ascending order", "ws = sorted(ws)", lambda ws, _: sorted(ws)),
@@ -376,7 +319,7 @@ _OPERATIONS = (
             lambda ws, k: [w[:k] for w in ws],
         ),
     ),
-    *_operations(
+    *operations(
         "words",
         "text",
         (
@@ -401,12 +344,12 @@ _OPERATIONS = (
             lambda ws, _: "".join(w[0] for w in ws),
         ),
     ),
-    *_operations(
+    *operations(
         "words",
         "int",
         ("count_words", "count them", "find how many there are", "n = len(ws)", lambda ws, _: len(ws)),
     ),
-    *_operations(
+    *operations(
         "words",
         "ints",
         (
@@ -418,89 +361,4 @@ _OPERATIONS = (
         ),
     ),
 )
-
-_FORMATS = (
-    *_operations(
-        "int",
-        "output",
-        ("plain", "Print the result.", "Output it.", "print(n)", lambda n, _: n),
-        ("angles", "Print it as <result>.", "Output it in <>.", 'print(f"<{{n}}>")', lambda n, _: f"<{n}>"),
-        (
-            "label",
-            'Print "result:" and it.',
-            'Output it after "result:".',
-            'print("result:", n)',
-            lambda n, _: f"result: {n}",
-        ),
-        (
-            "above",
-            "Print yes if it is above {k}, else no.",
-            "Output yes if it is greater than {k}, otherwise no.",
-            'print("yes" if n > {k} else "no")',
-            lambda n, k: "yes" if n > k else "no",
-        ),
-        (
-            "dash",
-            "Print it, a dash and it plus {k}.",
-            "Output it and the number {k} greater as x-y.",
-            'print(f"{{n}}-{{n + {k}}}")',
-            lambda n, k: f"{n}-{n + k}",
-        ),
-    ),
-    *_operations(
-        "text",
-        "output",
-        ("plain", "Print the result.", "Output it.", "print(s)", lambda s, _: s),
-        ("angles", "Print it as <result>.", "Output it in <>.", 'print(f"<{{s}}>")', lambda s, _: f"<{s}>"),
-        (
-            "label",
-            'Print "result:" and it.',
-            'Output it after "result:".',
-            'print("result:", s)',
-            lambda s, _: f"result: {s}",
-        ),
-        (
-            "with_length",
-            "Print it and its length.",
-            "Output it, then its length.",
-            "print(s, len(s))",
-            lambda s, _: f"{s} {len(s)}",
-        ),
-    ),
-    *_operations(
-        "ints",
-        "output",
-        ("plain", "Print the results.", "Output them.", "print(*xs)", lambda xs, _: " ".join(map(str, xs))),
-        (
-            "commas",
-            "Print them with commas.",
-            "Output them with commas between.",
-            'print(*xs, sep=",")',
-            lambda xs, _: ",".join(map(str, xs)),
-        ),
-    ),
-    *_operations(
-        "words",
-        "output",
-        ("plain", "Print the results.", "Output them.", "print(*ws)", lambda ws, _: " ".join(ws)),
-        (
-            "commas",
-            "Print them with commas.",
-            "Output them with commas between.",
-            'print(*ws, sep=",")',
-            lambda ws, _: ",".join(ws),
-        ),
-    ),
-)
-
-
-def _by_type(operations: Sequence[Operation]) -> Mapping[Type, Sequence[Operation]]:
-    grouped: dict[Type, list[Operation]] = defaultdict(list)
-    for operation in operations:
-        grouped[operation.takes].append(operation)
-    return dict(grouped)
-
-
-OPERATIONS = _by_type(_OPERATIONS)
-FORMATS = _by_type(_FORMATS)
-"""By the type they take; the first of each type is the plain one."""
+"""By the type they take."""

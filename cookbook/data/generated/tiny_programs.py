@@ -9,22 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from cookbook.core.errors import DataError
 from cookbook.core.examples import Example, Message
-from cookbook.data.bad_rows import BadRows
 from cookbook.data.files import Split
 from cookbook.data.generated.base import Draws, GeneratedSequence, is_held_out
-from cookbook.data.generated.tiny_operations import (
-    CONSTANTS,
-    FORMATS,
-    INPUTS,
-    LETTERS,
-    OPERATIONS,
-    Input,
-    Operation,
-)
+from cookbook.data.generated.tiny_formats import FORMATS
+from cookbook.data.generated.tiny_operations import OPERATIONS
+from cookbook.data.generated.tiny_parts import CONSTANTS, INPUTS, LETTERS, Input, Operation
 from cookbook.sandbox.problem import CodeProblem, StdinTests
 
 TESTS = 5
@@ -86,7 +79,9 @@ class Task:
         )
 
     def output(self, value: Any) -> str | None:
-        """What to print for this input, without the last line break; None where an operation is undefined (the largest of nothing)."""
+        """What to print for this input, without the last line break; None where an operation is undefined (the largest
+        of nothing).
+        """
         try:
             for step in (*self.steps, self.format):
                 value = step.apply(value)
@@ -108,7 +103,9 @@ def _printed(task: Task) -> Task:
 
 
 def _near_misses(task: Task) -> Iterator[Task]:
-    """What a mistaken program may compute: a first operation left out, two in the wrong order, another one, a constant off by one."""
+    """What a mistaken program may compute: a first operation left out, two in the wrong order, another one, a constant
+    off by one.
+    """
     first, second = task.steps
     if first.operation.takes == first.operation.gives:
         yield replace(task, steps=(second,))
@@ -144,7 +141,7 @@ def _draw_task(draws: Draws) -> Task:
 
 
 def _draw_input(draws: Draws, kind: str, numbers: Sequence[int]) -> tuple[Any, str]:
-    """A value and its text on stdin. Integers are often 0, 1 or next to one of the task's own numbers, sometimes large."""
+    """A value and its text on stdin. Integers are often 0, 1 or next to a number of the task, sometimes large."""
     near = [0, 1, *(number + offset for number in numbers for offset in (-1, 0, 1))]
 
     def integer() -> int:
@@ -224,17 +221,18 @@ def _make_example(seed: int, split: Split, index: int) -> Example:
 class TinyPrograms:
     """The dataset: `train` and `test`, each a lazy sequence of examples with one user message.
 
-    `extra` holds a `CodeProblem` with five tests on stdin and stdout as `problem`, a Python program that passes them as `solution`,
-    and one that lacks the second operation, and fails, as `hasty_solution`.
+    `extra` holds a `CodeProblem` with five tests on stdin and stdout as `problem`, a Python program that passes them as
+    `solution`, and one that lacks the second operation, and fails, as `hasty_solution`.
 
     Raises:
         DataError: a size is negative.
     """
 
+    kind: ClassVar[str] = "prompts"
+
     def __init__(self, *, seed: int = 0, train_size: int = 20_000, test_size: int = 1_000) -> None:
         for name, size in (("train_size", train_size), ("test_size", test_size)):
             if size < 0:
                 raise DataError(f"tiny_programs: {name} is {size}; it must be 0 or more")
-        self.bad_rows = BadRows()
         self.train: Sequence[Example] = GeneratedSequence(lambda index: _make_example(seed, "train", index), train_size)
         self.test: Sequence[Example] = GeneratedSequence(lambda index: _make_example(seed, "test", index), test_size)

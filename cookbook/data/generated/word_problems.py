@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cookbook.core.errors import DataError
 from cookbook.core.examples import Example, Message
-from cookbook.data.bad_rows import BadRows
 from cookbook.data.files import Split
 from cookbook.data.generated.base import Draws, GeneratedSequence, is_held_out
 
@@ -143,7 +143,8 @@ TEMPLATES = (
     Template(
         "daily",
         (
-            "{name} sells {a} {things} every morning and {b} every evening. How many {things} does {name} sell in {c} days?",
+            "{name} sells {a} {things} every morning and {b} every evening."
+            " How many {things} does {name} sell in {c} days?",
             "Each day {name} makes {a} {things} and {other} makes {b}. How many {things} do they make in {c} days?",
         ),
         {"a": (2, 6), "b": (2, 6), "c": (2, 9)},
@@ -163,7 +164,8 @@ TEMPLATES = (
         (
             "{name} and friends share {a} {things} equally among {b} people. {name} then finds {c} more."
             " How many {things} does {name} have?",
-            "{a} {things} are put equally into {b} boxes. {name} adds {c} to one box. How many {things} are in that box?",
+            "{a} {things} are put equally into {b} boxes. {name} adds {c} to one box."
+            " How many {things} are in that box?",
         ),
         {"a": (4, 30), "b": (2, 9), "c": (2, 12)},
         (("Each", "a", "/", "b"), ("Total", "1", "+", "c")),
@@ -171,7 +173,8 @@ TEMPLATES = (
     Template(
         "sale",
         (
-            "{name} had {a} {things}. {b} broke, and {name} sold the rest for ${c} each. How many dollars did {name} get?",
+            "{name} had {a} {things}. {b} broke, and {name} sold the rest for ${c} each."
+            " How many dollars did {name} get?",
             "{name} makes {a} {things}, keeps {b} and sells the others at ${c} each. How many dollars does {name} get?",
         ),
         {"a": (4, 15), "b": (2, 12), "c": (2, 9)},
@@ -181,7 +184,8 @@ TEMPLATES = (
         "two_packs",
         (
             "{name} has {a} bags of {b} {things} and {c} boxes of {d}. How many {things} does {name} have?",
-            "{name} buys {a} packs of {b} {things}. {other} buys {c} packs of {d}. How many {things} do they have together?",
+            "{name} buys {a} packs of {b} {things}. {other} buys {c} packs of {d}."
+            " How many {things} do they have together?",
         ),
         {"a": (2, 5), "b": (2, 6), "c": (2, 5), "d": (2, 6)},
         (("First", "a", "*", "b"), ("Second", "c", "*", "d"), ("Total", "1", "+", "2")),
@@ -200,8 +204,10 @@ TEMPLATES = (
     Template(
         "gain_loss_sale",
         (
-            "{name} picks {a} {things}, {other} picks {b}. They eat {c} and sell the rest at ${d} each. How many dollars do they get?",
-            "{name} had {a} {things}, made {b} more, broke {c} and sold the others for ${d} each. How many dollars did {name} get?",
+            "{name} picks {a} {things}, {other} picks {b}. They eat {c} and sell the rest at ${d} each."
+            " How many dollars do they get?",
+            "{name} had {a} {things}, made {b} more, broke {c} and sold the others for ${d} each."
+            " How many dollars did {name} get?",
         ),
         {"a": (3, 12), "b": (2, 9), "c": (2, 12), "d": (2, 6)},
         (("Total", "a", "+", "b"), ("Left", "1", "-", "c"), ("Money", "2", "*", "d")),
@@ -209,8 +215,10 @@ TEMPLATES = (
     Template(
         "spend_earn",
         (
-            "{name} has ${a}, buys {b} {things} at ${c} each and then earns ${d}. How many dollars does {name} have now?",
-            "{name} had ${a} and bought {b} {things} for ${c} each. {other} then gave {name} ${d}. How many dollars does {name} have?",
+            "{name} has ${a}, buys {b} {things} at ${c} each and then earns ${d}."
+            " How many dollars does {name} have now?",
+            "{name} had ${a} and bought {b} {things} for ${c} each. {other} then gave {name} ${d}."
+            " How many dollars does {name} have?",
         ),
         {"a": (10, 30), "b": (2, 6), "c": (2, 6), "d": (2, 12)},
         (("Cost", "b", "*", "c"), ("Left", "a", "-", "1"), ("Total", "2", "+", "d")),
@@ -263,17 +271,18 @@ def _make_example(seed: int, split: Split, index: int) -> Example:
 
 
 class WordProblems:
-    """The dataset: `train` and `test`, each a lazy sequence of examples with one user message, the gold number as `answer`
-    and the worked solution in GSM8K format as `extra["solution"]`.
+    """The dataset: `train` and `test`, each a lazy sequence of examples with one user message, the gold number as
+    `answer` and the worked solution in GSM8K format as `extra["solution"]`.
 
     Raises:
         DataError: a size is negative.
     """
 
+    kind: ClassVar[str] = "prompts"
+
     def __init__(self, *, seed: int = 0, train_size: int = 20_000, test_size: int = 1_000) -> None:
         for name, size in (("train_size", train_size), ("test_size", test_size)):
             if size < 0:
                 raise DataError(f"word_problems: {name} is {size}; it must be 0 or more")
-        self.bad_rows = BadRows()
         self.train: Sequence[Example] = GeneratedSequence(lambda index: _make_example(seed, "train", index), train_size)
         self.test: Sequence[Example] = GeneratedSequence(lambda index: _make_example(seed, "test", index), test_size)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from cookbook.core.errors import DataError
 from cookbook.core.examples import Conversation, Example
-from cookbook.data.bad_rows import BadRows
 from cookbook.data.generated.base import GeneratedSequence
-from cookbook.data.kinds import PromptDataset
+from cookbook.data.kinds import PromptDataset, bad_rows_of
 
 
 class WorkedAnswers:
@@ -20,8 +20,10 @@ class WorkedAnswers:
         test_size: the same for `test`.
     """
 
+    kind: ClassVar[str] = "chat"
+
     def __init__(self, problems: PromptDataset, train_size: int | None = None, test_size: int | None = None) -> None:
-        self.bad_rows = BadRows()
+        self.bad_rows = bad_rows_of(problems)
         self.train: Sequence[Conversation] = _conversations(problems.train, train_size)
         self.test: Sequence[Conversation] = _conversations(problems.test, test_size)
 
@@ -35,7 +37,8 @@ def _conversations(examples: Sequence[Example], size: int | None) -> Sequence[Co
 def _conversation(example: Example) -> Conversation:
     if "solution" not in example.extra:
         raise DataError(
-            f"{example.id}: has no worked answer in extra['solution']; choose a dataset that has, such as gsm8k"
+            f"{example.id}: has no worked answer in extra['solution']; "
+            "choose a dataset that has them, such as word_problems"
         )
     return Conversation(
         example.id, (*example.messages, {"role": "assistant", "content": example.extra["solution"]}), source=example.id

@@ -1,122 +1,153 @@
-"""Prompt datasets with a gold answer: rows of a Hugging Face dataset, or of JSONL or Parquet files, with a prompt and an answer column."""
+"""Prompt datasets with a gold answer, from rows with a prompt and an answer column."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, ClassVar
 
 from cookbook.core.errors import DataError
 from cookbook.core.examples import Example, Message
 from cookbook.core.numbers import extract_answer
-from cookbook.data.bad_rows import BadRows
-from cookbook.data.files import Split, read_folder, read_hub
+from cookbook.data.bad_rows import BadRow
+from cookbook.data.chat.rows import parse_messages
+from cookbook.data.source import Numbered, OnBadRow, Source
+from cookbook.data.template import Template
 
 GSM8K_INSTRUCTION = 'Reason step by step, then write the answer on a last line of its own: "#### " and the number.'
 
 
-class PromptAnswers:
-    """A dataset of prompts with gold answers, all of it read when it is made.
+@dataclass(kw_only=True, eq=False, repr=False)
+class PromptAnswers(Source[Example]):
+    """Prompts with gold answers.
 
-    Row `i` of a split becomes an Example with the id `<name>/<split>/<i>`, one user message (the prompt column and, two
-    newlines later, `instruction`), and the gold answer `extract(row[answer_column])`. The whole answer column is kept
-    as `extra["solution"]`.
+    The messages of an example are the system message, the few-shot turns, and the row's own: the user message that
+    `template` makes or, without a template, the prompt column, a text or a list of chat messages. The gold answer is
+    `extract(row[answer_column])`. `extra` has all other columns, and as `solution` the whole answer column, if the row
+    has no column `solution` of its own.
 
     Args:
-        name: Prefix of the example ids.
-        hub_id: Dataset on the Hugging Face hub, read when `path` is None.
-        hub_config: Its configuration ("main"), where it has several.
-        path: A local folder to read instead of the hub: `train.jsonl` and `test.jsonl`, or `train*.parquet` and
-            `test*.parquet`, in the folder itself or, as on the hub, in its subfolder `<hub_config>` or `data`.
-        prompt_column: Column of the prompt (text).
-        answer_column: Column of the answer (text or an integer).
-        extract: From the answer column's text to the gold answer, None where there is none. By default the text itself, stripped.
-        instruction: What to do and how to write the answer; appended to every prompt.
-        train_size: Keep only the first rows of `train`; None keeps all.
-        test_size: The same for `test`.
+        prompt_column: Column of the prompt: a text, or a list of messages that ends with the user's. Not read where
+            `template` is set.
+        answer_column: Column of the answer (text or number).
+        extract: From the answer column's text to the gold answer, None if there is none. Default: the text, stripped.
+        system: System message of every prompt whose row has none.
+        template: User message with `{column}` placeholders, in place of the prompt column.
+        instruction: What to do and how to write the answer; appended to every prompt after an empty line.
+        few_shot: Solved examples to put before every prompt as user and assistant turns: a list of mappings with
+            `prompt` and `answer`; or a number n: the first n training rows with their solutions, which then leave
+            `train`.
 
-    Raises:
-        DataError: the folder, a file, a row, a column or a gold answer is missing or malformed, or the hub cannot be
-            reached. The message names the file and line.
+    The other options and the errors are those of `Source`; `on_bad_row` is "fail" by default.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        hub_id: str | None = None,
-        hub_config: str | None = None,
-        path: str | None = None,
-        prompt_column: str = "question",
-        answer_column: str = "answer",
-        extract: Callable[[str], str | None] = str.strip,
-        instruction: str = "",
-        train_size: int | None = None,
-        test_size: int | None = None,
-    ) -> None:
-        def read(split: Split, size: int | None) -> list[Example]:
-            if size is not None and size < 1:
-                raise DataError(f"dataset.{split}_size={size}: must be at least 1, or null for all rows")
-            if path is not None:
-                rows = read_folder(Path(path).expanduser(), split, hub_config)
-            elif hub_id is not None:
-                rows = read_hub(hub_id, hub_config, split)
-            else:
-                raise DataError(f"dataset {name}: neither dataset.path nor dataset.hub_id is set; set one of them")
-            examples = []
-            for index, (where, row) in enumerate(rows):
-                if index == size:
-                    break
-                prompt = _text(where, row, prompt_column)
-                solution = _text(where, row, answer_column)
-                answer = extract(solution)
-                if not answer:
-                    raise DataError(f"{where}: no gold answer in column {answer_column!r}: {solution[-60:]!r}")
-                content = f"{prompt}\n\n{instruction}" if instruction else prompt
-                message = Message(role="user", content=content)
-                examples.append(Example(f"{name}/{split}/{index}", (message,), answer, {"solution": solution}))
-            if not examples:
-                raise DataError(f"dataset {name}: the {split} split of {path or hub_id} has no rows")
-            if size is not None and size > len(examples):
+    kind: ClassVar[str] = "prompts"
+
+    on_bad_row: OnBadRow = "fail"
+    prompt_column: str = "question"
+    answer_column: str = "answer"
+    extract: Callable[[str], str | None] = str.strip
+    system: str = ""
+    template: str | None = None
+    instruction: str = ""
+    few_shot: int | Sequence[Mapping[str, str]] = 0
+
+    def __post_init__(self) -> None:
+        self._template = None if self.template is None else Template(self.template)
+        super().__post_init__()
+
+    def parse(self, row: Mapping[str, Any], place: str) -> Example:
+        solution = _text(row, self.answer_column)
+        answer = self.extract(solution)
+        if not answer:
+            raise BadRow("no gold answer", f"column {self.answer_column!r} ends with {solution[-60:]!r}")
+        read = {self.answer_column} if self._template is not None else {self.answer_column, self.prompt_column}
+        extra = {"solution": solution} | {column: value for column, value in row.items() if column not in read}
+        return Example("", tuple(self._messages(row)), answer, extra)
+
+    def _messages(self, row: Mapping[str, Any]) -> list[Message]:
+        if self._template is not None:
+            return [Message(role="user", content=self._template.fill(row))]
+        prompt = row.get(self.prompt_column)
+        if not isinstance(prompt, list):
+            return [Message(role="user", content=_text(row, self.prompt_column))]
+        messages = parse_messages(prompt)
+        if not messages or messages[-1]["role"] not in ("user", "tool"):
+            last = messages[-1]["role"] if messages else "no message"
+            raise BadRow("no user turn at the end", f"column {self.prompt_column!r} ends with {last}")
+        return messages
+
+    def splits(self) -> tuple[Iterable[Numbered[Example]], Iterable[Numbered[Example]]]:
+        train, test = super().splits()
+        train = iter(train)
+        shots = self._shots(train)
+        return self._complete(train, shots), self._complete(test, shots)
+
+    def _shots(self, train: Iterator[Numbered[Example]]) -> list[Message]:
+        """The few-shot turns. Takes as many examples off `train` as it uses."""
+        if not isinstance(self.few_shot, int):
+            solved = []
+            for number, shot in enumerate(self.few_shot):
+                if not isinstance(shot, Mapping) or set(shot) != {"prompt", "answer"}:
+                    raise DataError(
+                        f"dataset.few_shot[{number}]={shot!r:.60}: must have prompt and answer, nothing else"
+                    )
+                solved.append(([Message(role="user", content=shot["prompt"])], shot["answer"]))
+        else:
+            if self.few_shot < 0:
                 raise DataError(
-                    f"dataset.{split}_size={size}: {path or hub_id} has only {len(examples)} rows in {split}; null takes all"
+                    f"dataset.few_shot={self.few_shot}: must be 0 or more, or a list of prompts and answers"
                 )
-            return examples
+            examples = [example for _, example in islice(train, self.few_shot)]
+            if len(examples) < self.few_shot:
+                raise DataError(f"dataset.few_shot={self.few_shot}: there are only {len(examples)} training rows")
+            solved = [(example.messages, example.extra["solution"]) for example in examples]
+        return [
+            message
+            for messages, answer in solved
+            for message in (*self._instructed(_without_system(messages)), Message(role="assistant", content=answer))
+        ]
 
-        self.bad_rows = BadRows()
-        self.train: Sequence[Example] = read("train", train_size)
-        self.test: Sequence[Example] = read("test", test_size)
+    def _complete(self, items: Iterable[Numbered[Example]], shots: Sequence[Message]) -> Iterator[Numbered[Example]]:
+        """The examples with system message, few-shot turns and instruction, which a hash for `test_fraction` must not
+        see.
+        """
+        for index, example in items:
+            own = _without_system(example.messages)
+            system = example.messages[: len(example.messages) - len(own)]
+            if not system and self.system:
+                system = (Message(role="system", content=self.system),)
+            yield index, replace(example, messages=(*system, *shots, *self._instructed(own)))
+
+    def _instructed(self, messages: Sequence[Message]) -> list[Message]:
+        *before, last = messages
+        content = f"{last['content']}\n\n{self.instruction}" if self.instruction else last["content"]
+        return [*before, {**last, "content": content}]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class GSM8K(PromptAnswers):
-    """Grade School Math 8K (Cobbe et al. 2021, arXiv:2110.14168): 7,473 and 1,319 problems; the gold answer is the number after `####`."""
+    """Grade School Math 8K (Cobbe et al. 2021, arXiv:2110.14168): 7,473 and 1,319 problems.
 
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        hub_id: str = "openai/gsm8k",
-        hub_config: str = "main",
-        instruction: str = GSM8K_INSTRUCTION,
-        train_size: int | None = None,
-        test_size: int | None = None,
-    ) -> None:
-        super().__init__(
-            name="gsm8k",
-            hub_id=hub_id,
-            hub_config=hub_config,
-            path=path,
-            extract=extract_answer,
-            instruction=instruction,
-            train_size=train_size,
-            test_size=test_size,
-        )
+    The gold answer is the number after `####`. Options and errors are those of `PromptAnswers`.
+    """
+
+    name: str = "gsm8k"
+    hub_id: str | None = "openai/gsm8k"
+    hub_config: str | None = "main"
+    extract: Callable[[str], str | None] = extract_answer
+    instruction: str = GSM8K_INSTRUCTION
 
 
-def _text(where: str, row: Mapping[str, Any], column: str) -> str:
+def _without_system(messages: Sequence[Message]) -> Sequence[Message]:
+    return messages[1:] if messages[0]["role"] == "system" else messages
+
+
+def _text(row: Mapping[str, Any], column: str) -> str:
     if column not in row:
-        raise DataError(f"{where}: no column {column!r}; the row has {', '.join(map(repr, row)) or 'none'}")
+        raise BadRow("missing columns", f"no {column!r}; the row has {', '.join(map(repr, row)) or 'none'}")
     value = row[column]
-    if not isinstance(value, str | int) or not str(value).strip():
-        raise DataError(f"{where}: column {column!r} is {value!r:.60}; it must be text that is not empty")
+    if not isinstance(value, str | int | float) or not str(value).strip():
+        raise BadRow("empty column", f"{column!r} is {value!r:.60}; it must be text that is not empty")
     return str(value)
