@@ -22,9 +22,13 @@ def groups() -> dict[str, list[str]]:
 
 
 def options(group: str) -> list[str]:
-    """The options of a group, sorted; those in folders of the group are named "folder/option"."""
+    """The options of a group, sorted; those in folders of the group are named "folder/option".
+
+    Files and folders whose name begins with "_" hold what several options share, and are not options.
+    """
     roots = [folder / group for folder in folders.every()]
-    return sorted({str(file.relative_to(root).with_suffix("")) for root in roots for file in root.rglob("*.yaml")})
+    names = {file.relative_to(root).with_suffix("") for root in roots for file in root.rglob("*.yaml")}
+    return sorted(str(name) for name in names if not any(part.startswith("_") for part in name.parts))
 
 
 def option_file(group: str, option: str) -> Path:
