@@ -1,4 +1,4 @@
-"""Small datasets of programming problems, each in the layout in which the original is published, and where tests find them."""
+"""Writers of small datasets of programming problems, each in the layout in which the original is published."""
 
 import base64
 import gzip
@@ -116,7 +116,10 @@ def mbpp_row(task: int, **columns: Any) -> dict[str, Any]:
 def humaneval_row(number: int, **columns: Any) -> dict[str, Any]:
     return {
         "task_id": f"HumanEval/{number}",
-        "prompt": 'import math\n\n\ndef half(n):\n    return n / 2\n\n\ndef quarter(n: float) -> float:\n    """ A quarter of n. """\n',
+        "prompt": (
+            "import math\n\n\ndef half(n):\n    return n / 2\n\n\n"
+            'def quarter(n: float) -> float:\n    """ A quarter of n. """\n'
+        ),
         "entry_point": "quarter",
         "canonical_solution": "    return half(half(n))\n",
         "test": "METADATA = {}\n\n\ndef check(candidate):\n    assert math.isclose(candidate(8), half(4))\n",
@@ -164,9 +167,8 @@ def code_dataset_overrides(option: str, folder: Path) -> list[str]:
         mbpp = write_jsonl(folder / "mbpp.jsonl", [mbpp_row(task) for task in (*range(11, 15), *range(601, 605))])
         return [f"dataset.path={test}", f"dataset.train.path={mbpp}"]
     if option == "mbpp":
-        return [
-            f"dataset.path={write_jsonl(folder / 'mbpp.jsonl', [mbpp_row(task) for task in (*range(11, 15), *range(601, 605))])}"
-        ]
+        rows = [mbpp_row(task) for task in (*range(11, 15), *range(601, 605))]
+        return [f"dataset.path={write_jsonl(folder / 'mbpp.jsonl', rows)}"]
     if option == "livecodebench":
         days = [f"2024-{month:02}-01" for month in range(4, 12)]
         write_jsonl(folder / "test.jsonl", [livecodebench_row(number, day) for number, day in enumerate(days)])

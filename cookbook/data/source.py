@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from cookbook.core.errors import DataError
 from cookbook.core.examples import Conversation, Example, LabelledCompletion, PreferencePair
@@ -49,6 +49,9 @@ class RowDataset(ABC, Generic[T]):
         DataError: nothing to read, a file that cannot be read, a bad row where `on_bad_row` is "fail", or a split with
             no items or fewer than its size. The message names the file and line, or the option.
     """
+
+    kind: ClassVar[str]
+    """One of `cookbook.core.kinds.DATASET_KINDS`."""
 
     name: str
     path: str | None = None

@@ -4,16 +4,15 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from pyarrow import parquet
 
 from cookbook.core.errors import DataError
 from cookbook.data.chat.dataset import ChatDataset
 from cookbook.data.generated.small_talk import SKILLS, SYSTEM_PROMPTS, SmallTalk
+from cookbook.data.prompts.answers import GSM8K
 from cookbook.data.rendering import Renderer
+from tests.data.shipped import shipped_dataset
 
-CONF = Path(__file__).parents[2] / "conf" / "dataset"
 TINY = Path(__file__).parents[2] / "cookbook" / "assets" / "tiny"
 GSM8K_FOLDER = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 
@@ -187,6 +186,29 @@ def test_gsm8k_as_chats():
     assert "####" in dataset.train[63].messages[1]["content"]
 
 
+@pytest.mark.skipif(not GSM8K_FOLDER.is_dir(), reason="the GSM8K files are not in ../shared/data/gsm8k")
+def test_worked_gsm8k_asks_as_gsm8k_does():
+    chats = shipped_dataset("worked_gsm8k", path=str(GSM8K_FOLDER), train_size=50, test_size=50)
+    problems = GSM8K(path=str(GSM8K_FOLDER), train_size=50, test_size=50)
+    for chat, problem in zip([*chats.train, *chats.test], [*problems.train, *problems.test], strict=True):
+        answer = {"role": "assistant", "content": problem.extra["solution"]}
+        assert (chat.id, chat.messages) == (problem.id, (*problem.messages, answer))
+
+
+def test_a_template_and_a_system_message(tmp_path: Path):
+    rows = [{"task": "Greet", "who": "Ada", "completion": "Hi!", "messages": [USER]}, {"task": "Greet", "who": "Ada"}]
+    file = write_jsonl(tmp_path / "chats.jsonl", rows)
+    dataset = ChatDataset(path=str(file), test_path=str(file), template="{task} {who}.", system="Be kind.")
+    assert [list(chat.messages) for chat in dataset.train] == [
+        [SYSTEM, {"role": "user", "content": "Greet Ada."}, ASSISTANT]
+    ]
+    assert dict(dataset.bad_rows.counts) == {"missing columns": 2}
+    own = {"role": "system", "content": "Own."}
+    write_jsonl(file, [{"messages": [own, USER, ASSISTANT]}, {"messages": [USER, ASSISTANT], "system": "Own."}])
+    for chat in ChatDataset(path=str(file), test_path=str(file), system="Be kind.").train:
+        assert list(chat.messages) == [own, USER, ASSISTANT]
+
+
 def test_presets(tmp_path: Path):
     for split in ("train", "test"):
         write_jsonl(
@@ -194,10 +216,8 @@ def test_presets(tmp_path: Path):
             [{"prompt": "x", "prompt_id": "1", "messages": [USER, ASSISTANT], "category": "Chat"}],
         )
     for preset in ("chat", "no_robots"):
-        config = OmegaConf.load(CONF / f"{preset}.yaml")
-        config.path = str(tmp_path)
-        assert instantiate(config).train[0].id == f"{preset}/train/0"
-    assert len(instantiate(OmegaConf.load(CONF / "small_talk.yaml")).test) == 200
+        assert shipped_dataset(preset, path=str(tmp_path)).train[0].id == f"{preset}/train/0"
+    assert len(shipped_dataset("small_talk").test) == 200
 
 
 def test_small_talk_is_reproducible_by_index():

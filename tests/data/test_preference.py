@@ -147,7 +147,9 @@ def test_bad_rows_are_skipped_and_counted_or_stop_the_reading(tmp_path: Path):
     )
     with pytest.raises(DataError, match=r"train\.jsonl:2: chosen equals rejected.*on_bad_row=skip"):
         PreferencePairs(path=path, on_bad_row="fail")
-    with pytest.raises(DataError, match=r"2 usable rows in the train split \(3 rows skipped.*dataset.train_size=3 asks for more"):
+    with pytest.raises(
+        DataError, match=r"2 usable rows in the train split \(3 rows skipped.*train_size=3 asks for more"
+    ):
         PreferencePairs(path=path, train_size=3)
     assert len(PreferencePairs(path=path, train_size=1).train) == 1
     with pytest.raises(DataError, match="on_bad_row=ignore"):

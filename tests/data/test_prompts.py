@@ -1,10 +1,9 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from pyarrow import parquet
 
 from cookbook.core.errors import DataError
@@ -12,8 +11,8 @@ from cookbook.data.kinds import PromptDataset
 from cookbook.data.order import order_index
 from cookbook.data.prompts.answers import GSM8K, GSM8K_INSTRUCTION, PromptAnswers
 from rewards.math import GSM8K as GSM8KReward
+from tests.data.shipped import shipped_config, shipped_dataset
 
-CONF = Path(__file__).parents[2] / "conf" / "dataset"
 GSM8K_FOLDER = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 ROWS = [{"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1:,}"} for i in (1, 2, 1233)]
 
@@ -68,16 +67,119 @@ def test_sizes_keep_the_first_rows(folder: Path):
         GSM8K(path=str(folder), test_size=0)
 
 
+def prompts(folder: Path, rows: list[dict[str, Any]], **options: Any) -> PromptAnswers:
+    write_jsonl(folder / "train.jsonl", rows)
+    write_jsonl(folder / "test.jsonl", rows[-1:])
+    return PromptAnswers(**{"name": "mine", "path": str(folder), "prompt_column": "prompt", **options})
+
+
+def user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+def system(content: str) -> dict[str, str]:
+    return {"role": "system", "content": content}
+
+
+def test_further_columns_go_into_extra(tmp_path: Path):
+    row = {"prompt": "1+1?", "answer": "2", "level": 3, "choices": ["1", "2"]}
+    first, second = prompts(tmp_path, [row, row | {"solution": "Count: 2."}]).train
+    assert first.extra == {"solution": "2", "level": 3, "choices": ["1", "2"]}
+    assert second.extra == {"solution": "Count: 2.", "level": 3, "choices": ["1", "2"]}
+
+
+def test_a_template_makes_the_prompt_from_columns(tmp_path: Path):
+    row = {"passage": "Ada has {2} cats.", "question": "How many?", "n": 1, "answer": "2", "note": ""}
+    template = "{passage}\n\n{n}. {question}{note} Answer as {{number}}."
+    dataset = prompts(tmp_path, [row], template=template, instruction="Think.", system="Be brief.")
+    content = "Ada has {2} cats.\n\n1. How many? Answer as {number}.\n\nThink."
+    assert list(dataset.train[0].messages) == [system("Be brief."), user(content)]
+    assert dataset.train[0].extra["question"] == "How many?"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{question", r"dataset\.template='{question': expected '}' before end of string; write {{ and }}"),
+        ("question}", r"Single '}' encountered"),
+        ("{}", r"braces must hold the name of a column"),
+        ('{question} as {"answer": 2}', r"braces must hold the name of a column"),
+        ("{question!r}", r"braces must hold the name of a column"),
+        ("the question", r"has no placeholder"),
+        (
+            "{topic}",
+            r"jsonl:1: missing columns: dataset\.template uses {topic}; the row has 'question', 'answer'",
+        ),
+        ("{choices}", r"train\.jsonl:1: not a text: dataset\.template uses {choices}, which is \['1'\]"),
+    ],
+)
+def test_a_wrong_template_is_named(tmp_path: Path, template: str, message: str):
+    with pytest.raises(DataError, match=message) as caught:
+        prompts(tmp_path, [{"question": "1+1?", "answer": "2", "choices": ["1"]}], template=template)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_prompt_may_be_a_list_of_messages(tmp_path: Path):
+    chat = [user("Hi."), assistant("Hello."), user("1+1?")]
+    rows = [{"prompt": chat, "answer": "2"}, {"prompt": [system("Own."), *chat], "answer": "2"}]
+    plain, own = prompts(tmp_path, rows, system="Be brief.", instruction="Think.").train
+    asked = [*chat[:2], user("1+1?\n\nThink.")]
+    assert [list(plain.messages), list(own.messages)] == [[system("Be brief."), *asked], [system("Own."), *asked]]
+    bad = [{"prompt": chat[:2], "answer": "2"}, {"prompt": [user("a"), user("b")], "answer": "2"}, *rows]
+    assert dict(prompts(tmp_path, bad, on_bad_row="skip").bad_rows.counts) == {
+        "no user turn at the end": 1,
+        "roles out of order": 1,
+    }
+
+
+def test_few_shot_turns_from_the_first_training_rows_or_a_list(tmp_path: Path):
+    rows = [{"prompt": f"{n}+1?", "answer": f"{n + 1}", "solution": f"It is {n + 1}."} for n in range(5)]
+    dataset = prompts(tmp_path, rows, few_shot=2, system="Be brief.", instruction="Think.", train_size=2)
+    shots = [user("0+1?\n\nThink."), assistant("It is 1."), user("1+1?\n\nThink."), assistant("It is 2.")]
+    assert [example.id for example in dataset.train] == ["mine/train/2", "mine/train/3"]
+    assert list(dataset.train[0].messages) == [system("Be brief."), *shots, user("2+1?\n\nThink.")]
+    assert list(dataset.test[0].messages) == [system("Be brief."), *shots, user("4+1?\n\nThink.")]
+    given = prompts(tmp_path, rows, few_shot=[{"prompt": "8+1?", "answer": "9"}])
+    assert len(given.train) == 5
+    assert list(given.train[0].messages) == [user("8+1?"), assistant("9"), user("0+1?")]
+    for few_shot, message in (
+        (5, r"0 usable rows in the train split"),
+        (6, r"dataset\.few_shot=6: there are only 5 training rows"),
+        (-1, r"dataset\.few_shot=-1: must be 0 or more"),
+        ([{"prompt": "1+1?"}], r"dataset\.few_shot\[0\]=.*: must have prompt and answer"),
+    ):
+        with pytest.raises(DataError, match=message):
+            prompts(tmp_path, rows, few_shot=few_shot)
+
+
+def test_prompts_options_do_not_change_what_is_held_out(tmp_path: Path):
+    rows = [{"prompt": f"{n}+1?", "answer": f"{n + 1}"} for n in range(20)]
+    plain = prompts(tmp_path, rows, test_split=None, test_fraction=0.3)
+    dressed = prompts(tmp_path, rows, test_split=None, test_fraction=0.3, system="Be brief.", instruction="Think.")
+    assert [example.id for example in plain.test] == [example.id for example in dressed.test]
+    assert len(plain.test) == 6
+
+
 @pytest.mark.parametrize(
     ("third", "message"),
     [
         ('{"question": "x", "answer": \n', r"train.jsonl:3: broken JSON: Expecting value at column 1; fix the row"),
         ("[1, 2]\n", r"train.jsonl:3: not a JSON object: a list"),
         ("[" * 100_000 + "\n", r"train.jsonl:3: broken JSON: RecursionError"),
-        ({"question": "x", "reply": "#### 1"}, r"train.jsonl:3: missing columns: no 'answer'; the row has 'question', 'reply'"),
+        (
+            {"question": "x", "reply": "#### 1"},
+            r"train.jsonl:3: missing columns: no 'answer'; the row has 'question', 'reply'",
+        ),
         ({"question": None, "answer": "#### 1"}, r"train.jsonl:3: empty column: 'question' is None; it must be text"),
         ({"question": " ", "answer": "#### 1"}, r"train.jsonl:3: empty column: 'question' is ' '"),
-        ({"question": "x", "answer": "forty-two"}, r"train.jsonl:3: no gold answer: column 'answer' ends with 'forty-two'"),
+        (
+            {"question": "x", "answer": "forty-two"},
+            r"train.jsonl:3: no gold answer: column 'answer' ends with 'forty-two'",
+        ),
     ],
 )
 def test_a_broken_line_is_named(folder: Path, third, message: str):
@@ -128,17 +230,16 @@ def test_the_hub_is_asked_for_both_splits_and_its_failure_is_one_line(monkeypatc
     assert calls == [("openai/gsm8k", "main", "train"), ("openai/gsm8k", "main", "test")]
 
 
-@pytest.mark.skipif(not GSM8K_FOLDER.is_dir(), reason="needs shared/data/gsm8k beside the repository")
+@pytest.mark.skipif(not GSM8K_FOLDER.is_dir(), reason="the GSM8K files are not in ../shared/data/gsm8k")
 def test_the_real_dataset_through_the_shipped_yaml():
-    config = OmegaConf.load(CONF / "gsm8k.yaml")
-    assert config.instruction == GSM8K_INSTRUCTION
-    dataset: PromptDataset = instantiate(config, path=str(GSM8K_FOLDER))
+    assert shipped_config("gsm8k")["instruction"] == GSM8K_INSTRUCTION
+    dataset: PromptDataset = shipped_dataset("gsm8k", path=str(GSM8K_FOLDER))
     assert [len(dataset.train), len(dataset.test)] == [7473, 1319]
     GSM8KReward().validate(dataset.test)
 
 
 def test_word_problems_through_the_shipped_yaml():
-    dataset: PromptDataset = instantiate(OmegaConf.load(CONF / "word_problems.yaml"))
+    dataset: PromptDataset = shipped_dataset("word_problems")
     GSM8KReward().validate(dataset.train[:200])
     GSM8KReward().validate(dataset.test[:200])
 

@@ -40,7 +40,7 @@ def small_tokenizer(
 
 
 class Harmony:
-    """gpt-oss's message format (openai/harmony, docs/format.md) over a small tokenizer; the library's own vocabulary is a download."""
+    """gpt-oss's message format (openai/harmony, docs/format.md) with a small tokenizer; the library downloads its own."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -211,7 +211,9 @@ def test_tool_calls_are_learnt_as_the_format_writes_them(family: Family, argumen
 
 
 def test_a_supervised_turn_stands_where_a_sampled_one_would(family: Family):
-    """What is trained on continues exactly the prompt that the sampler gets, up to what the format itself adds at the turn's beginning."""
+    """What is trained on continues exactly the prompt that the sampler gets, up to what the format itself adds at the
+    turn's beginning.
+    """
     history = [SYSTEM, *HELLO, SUM[0]]
     prompt = family.renderer.prompt(history)
     tokens, loss_mask = family.renderer.supervised([*history, SUM[1]], "last_assistant")
@@ -226,7 +228,7 @@ def test_a_supervised_turn_stands_where_a_sampled_one_would(family: Family):
 
 
 def next_prompt(family: Family, prompt: list[int], completion: list[int], messages: list[Message]) -> list[int]:
-    """The prompt after a completion, as an environment makes it: by continuing the tokens, or else anew from the messages."""
+    """The prompt after a completion, as an environment makes it: the continued tokens, or the messages rendered again."""
     continued = family.renderer.continuation(prompt, completion, messages[-1:])
     return family.renderer.prompt(messages) if continued is None else continued
 
@@ -239,7 +241,7 @@ def test_every_turns_prompt_continues_the_last_one_and_ends_with_an_opening(fami
     text = family.decode(following)
     assert text.endswith(family.opening)
     assert SUM[0]["content"] in text
-    # gpt-oss forgets its thoughts when the user speaks again: the one format here in which such a turn begins a new datum.
+    # gpt-oss drops its reasoning when the user speaks again: the only format here where such a turn begins a new datum.
     assert (following[: len(prompt) + len(completion)] == [*prompt, *completion]) == (not family.thought)
 
 
@@ -259,7 +261,8 @@ def test_the_prompt_after_a_tools_result_continues_the_last_one(family: Family):
 CHATML = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 FORGETFUL = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
-{%- if m.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}
+{%- if m.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
+{{- m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 

@@ -67,7 +67,11 @@ def test_items_are_pure_functions_of_seed_split_and_index() -> None:
 
 
 def test_items_are_the_same_in_another_process() -> None:
-    code = "from cookbook.data.generated.word_problems import WordProblems as W; print([*W(seed=2).train[:5], *W(seed=2).test[:5]])"
+    code = (
+        "from cookbook.data.generated.word_problems import WordProblems\n"
+        "data = WordProblems(seed=2)\n"
+        "print([*data.train[:5], *data.test[:5]])"
+    )
     printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "123"}
     ).stdout
