@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(_unknown(name, arguments) if name else usage(), file=sys.stderr)
         return 2
-    return importlib.import_module(COMMANDS[name].module).main(arguments)
+    try:
+        status = importlib.import_module(COMMANDS[name].module).main(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output wants no more of it, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
 
 
 def _unknown(name: str, arguments: Sequence[str]) -> str:

@@ -78,6 +78,14 @@ def test_what_only_tells_something_loads_nothing_heavy(arguments: list[str], exp
     assert HEAVY & {*loaded} == set()
 
 
+def test_output_that_nobody_reads_any_more_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    ran = subprocess.run([sys.executable, "-m", "cookbook", "help"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (ran.returncode, ran.stderr) == (1, b"")
+
+
 @pytest.mark.parametrize("module", ["cookbook", "cookbook.run", "cookbook.serve"])
 def test_modules_run_as_programs(module: str, tmp_path: Path):
     ran = subprocess.run(
