@@ -1,1 +1,1 @@
-"""The session server: one core that knows sessions, order, tenants and money, and adapters that translate wire formats into it."""
+"""The session server: a core (sessions, order, tenants, usage, storage), HTTP, and an adapter for each wire format."""

@@ -1,4 +1,4 @@
-"""python -m cookbook.serve --port N: the local engine as a service for the tinker SDK, OpenAI clients and our own `backend=tinker`."""
+"""Session server on the local engine, for the tinker SDK, OpenAI clients and `backend=tinker`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cookbook.core.errors import ConfigError, CookbookError
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m cookbook.serve", description=__doc__)
-    parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 takes a free one and prints it")
+    parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 chooses a free one and prints it")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address; other than loopback needs --api-keys (default %(default)s)"
+        "--host", default="127.0.0.1", help="address; any but loopback needs --api-keys (default %(default)s)"
     )
     parser.add_argument(
         "--state-dir", type=Path, default=Path("runs/serve"), help="checkpoints and database (default %(default)s)"
@@ -27,37 +27,41 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME[=PATH]",
-        help="a base model to serve, by its own name or as NAME for a model, folder or hub id PATH; may be repeated (default tiny)",
+        help="base model to serve: a bundled model, folder or hub id, as itself or as NAME; repeatable (default tiny)",
     )
     parser.add_argument(
         "--api-keys",
         type=Path,
         metavar="FILE",
-        help="lines of tenant=key; without it whoever reaches the port is let in",
+        help="lines of tenant=key; without it no key is needed",
     )
-    parser.add_argument("--max-sessions", type=int, default=64, help="open sessions of a tenant (default %(default)s)")
+    parser.add_argument("--max-sessions", type=int, default=64, help="open sessions per tenant (default %(default)s)")
     parser.add_argument(
-        "--max-queued", type=int, default=4096, help="operations of a tenant in the queue (default %(default)s)"
+        "--max-queued", type=int, default=4096, help="queued operations per tenant (default %(default)s)"
     )
     parser.add_argument(
-        "--session-timeout", type=float, default=600, metavar="S", help="a silent session ends (default %(default)s)"
+        "--session-timeout",
+        type=float,
+        default=600,
+        metavar="S",
+        help="end a session after S seconds without a request (default %(default)s)",
     )
-    parser.add_argument("--max-body-mb", type=int, default=64, help="largest request (default %(default)s)")
+    parser.add_argument("--max-body-mb", type=int, default=64, help="largest request body (default %(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default %(default)s)")
     parser.add_argument(
-        "--dtype", default="auto", help="of base models: auto, float32 or bfloat16 (default %(default)s)"
+        "--dtype", default="auto", help="dtype of base models: auto, float32 or bfloat16 (default %(default)s)"
     )
     parser.add_argument(
         "--token-budget",
         type=int,
         default=4096,
-        help="padded tokens trained or prefilled at once (default %(default)s)",
+        help="padded tokens per training or prefill batch (default %(default)s)",
     )
     return parser.parse_args(argv)
 
 
 def base_models(entries: Sequence[str]) -> dict[str, str]:
-    """`NAME` or `NAME=PATH` entries as a mapping from the clients' names to the backend's.
+    """A mapping from the clients' names of base models to the backend's, from entries `NAME` or `NAME=PATH`.
 
     Raises:
         ConfigError: an entry is malformed or repeated.
@@ -81,7 +85,7 @@ def is_loopback(host: str) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGINT or SIGTERM. Exit status 0; 1 with one line on stderr where the server cannot start."""
+    """Serve until SIGINT or SIGTERM. Exit status 0; 1 with one line on stderr if the server cannot start."""
     arguments = parse(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     access = logging.getLogger("cookbook.serve.access")
@@ -100,13 +104,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(arguments: argparse.Namespace) -> None:
     try:
-        from cookbook.serve.http.server import Server, Settings
+        from cookbook.serve.server import Server, Settings
     except ImportError as error:
         raise ConfigError(f"the server needs the extra `serve`: pip install -e '.[serve]' ({error})") from error
     models = base_models(arguments.base_model)
     if arguments.api_keys is None and not is_loopback(arguments.host):
         raise ConfigError(
-            f"--host {arguments.host}: is not loopback, so the server needs --api-keys FILE (lines of tenant=key)"
+            f"--host {arguments.host}: is not a loopback address; add --api-keys FILE (lines of tenant=key)"
         )
     for name in ("max_sessions", "max_queued", "session_timeout", "max_body_mb", "token_budget"):
         if not getattr(arguments, name) > 0:

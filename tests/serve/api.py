@@ -1,4 +1,4 @@
-"""The tinker API without the SDK, as curl would use it."""
+"""A client of the server's JSON endpoints, without an SDK."""
 
 import json
 import re
@@ -10,13 +10,13 @@ ONE_LINE = re.compile(r"[^\n]{20,400}")
 
 
 class Api:
-    """A client of one server, with a key where that asks for one."""
+    """A client of one server, with an API key if it has keys."""
 
     def __init__(self, url: str, key: str | None = None, base_model: str = "tiny") -> None:
         self.url, self.key, self.base_model = url, key, base_model
 
     def call(self, path: str, body: object = None, method: str | None = None, **headers: str) -> tuple[int, Any]:
-        """The status and the JSON that came back. A path that begins with / is not below /api/v1."""
+        """The status and the JSON of the answer. A path that does not begin with / is below /api/v1."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         url = f"{self.url}{path}" if path.startswith("/") else f"{self.url}/api/v1/{path}"
         key = {} if self.key is None else {"X-API-Key": self.key}
@@ -36,11 +36,11 @@ class Api:
 
     def refused(self, status: int, path: str, body: object = None, method: str | None = None, **headers: str) -> str:
         got, answer = self.call(path, body, method, **headers)
-        assert got == status and ONE_LINE.fullmatch(answer["detail"]), answer
-        return answer["detail"]
+        assert got == status, answer
+        return error_line(answer)
 
     def fetch(self, request_id: str) -> Any:
-        """The result of an operation, however often it must be asked for."""
+        """The result of an operation; asks until it is there."""
         while True:
             status, answer = self.call("retrieve_future", {"request_id": request_id})
             if status != 408:
@@ -67,6 +67,13 @@ class Api:
             "lora_config": lora,
         }
         return self.result("create_model", asked)["model_id"]
+
+
+def error_line(answer: Any) -> str:
+    """The message of an error body, which must be one line: `error.message` for OpenAI clients, `detail` for others."""
+    message = answer["error"]["message"] if "error" in answer else answer["detail"]
+    assert ONE_LINE.fullmatch(message), answer
+    return message
 
 
 def _decode(body: bytes) -> Any:

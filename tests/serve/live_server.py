@@ -1,4 +1,4 @@
-"""Real servers for tests: on a thread of this process, or as a process of their own that can be killed."""
+"""Real servers for tests: on a thread of this process, or as a separate process that can be killed."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ from typing import IO
 import uvicorn
 
 from cookbook.core.clients import ServiceClient
-from cookbook.serve.adapters.openai import openai_routes
-from cookbook.serve.adapters.tinker import tinker_routes
 from cookbook.serve.core.limits import Limits
 from cookbook.serve.core.service import TrainingService
 from cookbook.serve.core.store import Store
 from cookbook.serve.core.tenants import Tenants
 from cookbook.serve.http.app import create_app
 from cookbook.serve.http.metrics import Metrics
-from cookbook.serve.http.server import Server, Settings
+from cookbook.serve.server import ADAPTERS, Server, Settings
 
 API_KEY = "tml-any-key-will-do-here"
-"""What the tinker SDK demands of a key's form; a server without keys accepts any."""
+"""A key in the form that the tinker SDK requires; a server without keys accepts any."""
 
 
 @contextmanager
 def live_server(state_dir: Path, *, base_models: dict[str, str] | None = None, **settings: object) -> Iterator[str]:
-    """The URL of a server on a thread of this process, which ends gracefully afterwards. `settings` are those of `Settings`."""
+    """The URL of a server on a thread of this process, with further `Settings`; it shuts down gracefully afterwards."""
     server = Server.open(Settings("127.0.0.1", 0, state_dir, base_models or {"tiny": "tiny"}, **settings))
     with _running(server, lambda: asyncio.run(server.run_until_stopped())):
         yield server.url
@@ -48,11 +46,11 @@ def live_service(
     limits: Limits | None = None,
     max_body_bytes: int = 64 * 2**20,
 ) -> Iterator[tuple[str, TrainingService]]:
-    """The URL and the core of a server over any backend, on a thread; its base model is `fake`. `keys` are (tenant, key)."""
+    """The URL and the core of a server on a thread; its base model is `fake`, and `keys` are (tenant, key)."""
     metrics = Metrics()
     service = TrainingService(backend, Store(state_dir / "serve.sqlite"), {"fake": "fake"}, limits, metrics.observe)
     metrics.watch(service)
-    app = create_app(service, Tenants(keys), metrics, [tinker_routes, openai_routes], max_body_bytes)
+    app = create_app(service, Tenants(keys), metrics, ADAPTERS, max_body_bytes)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
@@ -86,7 +84,7 @@ def server_process(
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The URL and the process of `python -m cookbook.serve --port 0`, killed afterwards if it still runs.
 
-    `log` takes the lines of its standard output; it is complete at the end of the block.
+    The lines of its standard output go to `log`, which is complete after the block.
     """
     log = [] if log is None else log
     command: Sequence[str] = [
@@ -101,7 +99,7 @@ def server_process(
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert process.stdout is not None
-    # A full pipe would stop the server.
+    # Nobody else reads the pipe, and a full one would block the server.
     reader = threading.Thread(target=lambda: log.extend(process.stdout or ()), daemon=True)
     try:
         found = None

@@ -1,4 +1,4 @@
-"""The logprobs that a backend leaves out, filled in by a pass over no more than is needed."""
+"""Completing the logprobs that a backend does not compute, with the smallest possible extra pass."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,10 @@ LOSSES = ("cross_entropy", "importance_sampling")
 
 
 class Sparing:
-    """A client that, as the local one, leaves logprobs out where a weight or an advantage is zero; it counts the tokens of forward."""
+    """A client that, like the local one, computes no logprob where a weight or an advantage is zero.
+
+    `forwarded` are the tokens of each forward pass.
+    """
 
     def __init__(self) -> None:
         self.client: FakeTrainingClient = FakeService().create_lora_training_client("fake", 4, 32.0, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from cookbook.backends.local import LocalService
 from cookbook.core.types import ModelInput, SamplingParams
-from tests.serve.live_server import API_KEY, live_server
+from tests.serve.live_server import API_KEY
 
 if importlib.util.find_spec("openai") is None or importlib.util.find_spec("tinker") is None:
     pytest.skip("needs the openai and tinker packages", allow_module_level=True)
@@ -26,22 +26,9 @@ TAUGHT = "#### 77"
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with live_server(tmp_path_factory.mktemp("serve")) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key=API_KEY, max_retries=0) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[LocalService]:
-    service = LocalService()
-    yield service
-    service.stop()
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +117,7 @@ def test_completions_take_text_or_tokens(client: openai.OpenAI, tokenizer: PreTr
 def test_weights_in_training_and_a_saved_checkpoint(
     url: str, client: openai.OpenAI, tokenizer: PreTrainedTokenizerBase
 ):
-    """Teach a model one sentence: the live name follows it, the checkpoint keeps it, the base model never hears of it."""
+    """Train a model on one sentence: the live model learns it, the checkpoint keeps it, the base model is unchanged."""
     prompt, taught = prompt_of(tokenizer), tokenizer(TAUGHT, add_special_tokens=False)["input_ids"]
     tokens = [*prompt, *taught, tokenizer.eos_token_id]  # pyright: ignore[reportGeneralTypeIssues]
     weights = [0.0] * (len(prompt) - 1) + [1.0] * (len(tokens) - len(prompt))

@@ -1,4 +1,4 @@
-"""Unmodified recipes of tinker-cookbook against our server. They need an environment of their own: see `benchmarks/tinker_recipes.py`."""
+"""Unmodified recipes of tinker-cookbook on the server. They need an environment: see `benchmarks/tinker_recipes.py`."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ PYTHON = os.environ.get("TINKER_COOKBOOK_PYTHON", "")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PYTHON, reason="TINKER_COOKBOOK_PYTHON names no interpreter with tinker-cookbook")
+@pytest.mark.skipif(not PYTHON, reason="TINKER_COOKBOOK_PYTHON does not name an interpreter with tinker-cookbook")
 @pytest.mark.parametrize("name", ["sl_loop", "rl_loop"])
 def test_a_recipe_runs_unmodified(tmp_path: Path, name: str) -> None:
     assert tinker_recipes.main(["--python", PYTHON, "--work", str(tmp_path / "work"), "--only", name]) == 0

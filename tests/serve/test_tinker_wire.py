@@ -148,7 +148,7 @@ def test_inconsistent_sparse_tensors_are_refused_before_they_take_memory(change)
 
 def test_bytes_that_are_no_message_are_refused() -> None:
     body = request_bytes(datum([1, 2, 3], target_tokens=[2, 3, 4], weights=[0.0, 1.0, 1.0]))
-    with pytest.raises(InvalidRequest, match="no ForwardBackwardRequest protobuf"):
+    with pytest.raises(InvalidRequest, match="not a ForwardBackwardRequest protobuf"):
         read(b"\xff" * 20)
     with pytest.raises(InvalidRequest, match="no model_id"):
         read(b"")

@@ -1,53 +1,44 @@
-"""Refusals of the service. Each says what to do; an adapter gives it the form that its clients understand."""
+"""Errors of the service. Each says what to do; an adapter gives it the form that its clients understand."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cookbook.core.errors import CookbookError
+from cookbook.serve.core.checkpoints import CheckpointKey
 
 
 class ServiceError(CookbookError):
-    """A request that cannot be served. `status` is its HTTP status."""
+    """A request that cannot be served. The message is its parts, joined; a part can be the key of a checkpoint."""
 
-    status = 500
+    def __init__(self, *parts: str | CheckpointKey) -> None:
+        super().__init__("".join(map(str, parts)))
+        self.parts = parts
+
+    def text(self, notation: Callable[[CheckpointKey], str]) -> str:
+        """The message with checkpoints in the notation of an adapter."""
+        return "".join(notation(part) if isinstance(part, CheckpointKey) else part for part in self.parts)
 
 
 class InvalidRequest(ServiceError):
     """The request is malformed or contradicts the state of what it names."""
 
-    status = 400
-
-
-class Unauthorized(ServiceError):
-    """No API key, or one that the server does not know."""
-
-    status = 401
-
 
 class NotFound(ServiceError):
-    """There is no such thing, or it belongs to another tenant: the two look alike on purpose."""
-
-    status = 404
+    """It does not exist or belongs to another tenant. The client must not be able to tell which."""
 
 
 class Gone(ServiceError):
-    """It was there and is no more: a session that has ended, a result that was kept long enough, a snapshot that made room."""
-
-    status = 410
+    """It existed and no longer does: an ended session, a result kept long enough, an evicted snapshot."""
 
 
 class QuotaExceeded(ServiceError):
-    """The tenant has as many sessions, or operations in the queue, as it may have. Trying again later is right."""
-
-    status = 429
+    """The tenant has reached its limit of sessions or of queued operations. The client should try again later."""
 
 
 class ShuttingDown(ServiceError):
-    """The server is about to end."""
-
-    status = 503
+    """The server is shutting down."""
 
 
 class OperationFailed(ServiceError):
-    """The server's own fault: nothing that the client sent was wrong. The session stays usable."""
-
-    status = 500
+    """The operation failed for a reason that is not the client's fault. The session stays usable."""

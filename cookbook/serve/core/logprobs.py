@@ -1,7 +1,8 @@
-"""Forward passes whose logprobs are complete.
+"""Forward passes with complete logprobs.
 
-A backend need not compute what no loss reads, so it may return 0.0 where a weight or an advantage is zero. Clients that expect the logprob
-of every target token would take that for certainty: the tinker SDK's custom losses, for one, begin with a forward pass of weights zero.
+A backend does not have to compute logprobs that the loss does not read, so it may return 0.0 where a weight or an
+advantage is zero. Some clients expect the logprob of every target token and would read 0.0 as probability 1: a custom
+loss in the client, for example, may begin with a forward pass in which all weights are zero.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ _GATES = ("weights", "advantages")
 
 
 def run_forward(client: TrainingClient, operation: Forward, logprob_losses: Collection[str]) -> ForwardBackwardOutput:
-    """Run the operation. With `every_logprob`, a loss among `logprob_losses` that leaves some out costs one more pass, without gradient.
+    """Run the operation. With `every_logprob`, complete the logprobs by one more pass, without gradient, where needed.
 
-    That pass comes first: if it fails, no gradient has been added. It ends in each datum where the loss begins to read all, and takes
-    equal beginnings once: the samples of a prompt leave out no more than that.
+    It is needed for a loss in `logprob_losses` whose weights or advantages have zeros. The extra pass comes first: if
+    it fails, no gradient has been added. It takes each datum up to the last such zero, and equal beginnings only once:
+    for the samples of a prompt, that is the prompt.
     """
     data, config = operation.data, operation.loss_fn_config
     call = client.forward_backward if operation.backward else client.forward
@@ -65,7 +67,7 @@ def _completed(
 
 
 def _unread(datum: Datum) -> np.ndarray:
-    """Where a loss may have no use for the logprob; nowhere in a datum that is malformed, which the loss itself will say."""
+    """Where the loss may not read the logprob. Nowhere in a malformed datum: the loss itself reports that."""
     targets = datum.loss_fn_inputs.get("target_tokens", np.zeros(0))
     gates = [datum.loss_fn_inputs[key] == 0 for key in _GATES if key in datum.loss_fn_inputs]
     places = np.zeros(targets.shape, bool)

@@ -1,10 +1,9 @@
-"""What can be asked of a session. Values are those of the backend seam; no wire format reaches this far."""
+"""The operations of a session. Values are those of the backend interface; no wire format reaches this module."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from cookbook.core.types import (
     AdamParams,
@@ -15,14 +14,12 @@ from cookbook.core.types import (
     SampleResponse,
     SamplingParams,
 )
-
-CheckpointKind = Literal["weights", "sampler_weights"]
-"""`weights` hold the optimizer too and can be trained on; `sampler_weights` can only be sampled from."""
+from cookbook.serve.core.checkpoints import CheckpointKey, CheckpointKind
 
 
 @dataclass(frozen=True)
 class CreateModel:
-    """A new adapter on a base model."""
+    """A new LoRA adapter on a base model, or with `rank` None all parameters of it."""
 
     base_model: str
     rank: int | None
@@ -33,15 +30,18 @@ class CreateModel:
 
 @dataclass(frozen=True)
 class CreateModelFromState:
-    """A new adapter from a checkpoint's `tinker://` path."""
+    """A new model from a checkpoint."""
 
-    path: str
+    checkpoint: CheckpointKey
     with_optimizer: bool
 
 
 @dataclass(frozen=True)
 class Forward:
-    """A loss, with its gradient if `backward`. With `every_logprob` also the logprobs that the loss does not read, see `logprobs`."""
+    """A loss, with its gradient if `backward`.
+
+    With `every_logprob` the result also has the logprobs that the loss does not read, see `logprobs.run_forward`.
+    """
 
     data: tuple[Datum, ...]
     loss_fn: str
@@ -57,7 +57,7 @@ class OptimStep:
 
 @dataclass(frozen=True)
 class Save:
-    """Save under `name`; an existing checkpoint of that name is an error unless `overwrite`. Its result is the `tinker://` path."""
+    """Save under `name`; an existing checkpoint of that name is an error unless `overwrite`. Its result is the key."""
 
     name: str
     kind: CheckpointKind
@@ -67,22 +67,22 @@ class Save:
 
 @dataclass(frozen=True)
 class Load:
-    """Replace the weights, and with `with_optimizer` the optimizer, by those of a checkpoint."""
+    """Replace the weights, and with `with_optimizer` the optimizer, by those of a checkpoint. Its result is the key."""
 
-    path: str
+    checkpoint: CheckpointKey
     with_optimizer: bool
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Pin the weights as they are in memory, as the sampler `sampler_id`, which is the result."""
+    """Copy the current weights in memory, as the sampler `sampler_id`. Its result is that id."""
 
     sampler_id: str
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Draw completions of one prompt from a sampler."""
+    """Sample completions of one prompt."""
 
     prompt: ModelInput
     num_samples: int
@@ -93,15 +93,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class LoadTokenizer:
-    """The tokenizer of a base model, which is loaded if it was not; an operation of a session, not of a model."""
+    """The tokenizer of a base model, which is loaded first if needed; an operation of a session, not of a model."""
 
     base_model: str
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A request that could not be read. It takes its place in the order all the same, and fails there: a number that was merely refused
-    would leave a gap that all later operations wait for."""
+    """A request that could not be read. It keeps its place in the order and fails there.
+
+    Refusing it at once would leave a gap in the sequence numbers, and all later operations would wait for it.
+    """
 
     reason: str
 
@@ -122,7 +124,7 @@ Operation = (
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens that an operation is billed for."""
+    """Tokens that operations have processed, by kind of work."""
 
     prefill: int = 0
     sampled: int = 0
@@ -130,7 +132,10 @@ class Usage:
 
 
 def usage_of(operation: Operation, result: object) -> Usage:
-    """A forward pass over data or a prompt is prefill; with a backward pass the data are trained on. A failed operation is free."""
+    """The usage of a finished operation; a failed one has none.
+
+    Tokens of a forward pass and of a prompt are prefill; with a backward pass they are trained.
+    """
     match operation, result:
         case Forward(data=data, backward=backward), ForwardBackwardOutput():
             tokens = sum(datum.model_input.length for datum in data)

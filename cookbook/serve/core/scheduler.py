@@ -1,4 +1,4 @@
-"""Who is next: one thread that runs all operations, sessions in turn, samples in batches."""
+"""The scheduler: one thread that runs all operations, sessions in turn, samples in batches."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from cookbook.serve.core.tickets import Ticket
 logger = logging.getLogger(__name__)
 
 GATHER_S = 0.02
-"""Samples wait this long for further ones: a client sends a step's prompts one by one, and a batch costs little more than one of them."""
+"""How long samples wait for further ones. A client sends the prompts of a step one by one, and a batch costs little
+more than a single sample."""
 
 LONGEST_GATHER_S = 0.4
-"""How long they wait when further ones keep coming; the next batch gathers while this one is drawn."""
+"""How long they wait when further ones keep coming. The next batch gathers while this one runs."""
 
 
 class Queues:
-    """A queue per session; each session that has something is served once before any is served again."""
+    """A queue per session, served round-robin."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[str, deque[Ticket]] = OrderedDict()
@@ -53,10 +54,10 @@ class Queues:
 
 
 class Scheduler:
-    """Runs operations one at a time, and samples in batches of at most `max_sample_rows` sequences, the two by turns.
+    """Runs operations one at a time and samples in batches, alternating between the two.
 
-    Order within a session is kept among its operations, and among its samples. `run` and `run_samples` settle the tickets that they
-    are given.
+    A batch begins no further sample once it has `max_sample_rows` sequences. Order within a session is kept among its
+    operations, and among its samples. `run` and `run_samples` must settle the tickets that they get.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Scheduler:
             self._changed.notify()
 
     def remove(self, wanted: Callable[[Ticket], bool]) -> list[Ticket]:
-        """Take tickets that have not begun out of the queues."""
+        """Remove waiting tickets from the queues; returns them."""
         with self._changed:
             return self._operations.remove(wanted) + self._samples.remove(wanted)
 
@@ -95,7 +96,7 @@ class Scheduler:
             return len(self._operations) + len(self._samples)
 
     def stop(self) -> list[Ticket]:
-        """End after what is running, and return what never ran. Idempotent."""
+        """Finish the running operation, and return the tickets that never ran. Idempotent."""
         with self._changed:
             self._stopped = True
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""Live sessions: what a client has made, and what is held in memory for it."""
+"""A live session: the models and samplers of one client, and what is held in memory for them."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from cookbook.core.clients import SamplingClient, TrainingClient
+from cookbook.serve.core.checkpoints import CheckpointKey
 from cookbook.serve.core.errors import Gone
 from cookbook.serve.core.store import ENDED, ModelRecord, SessionRecord, SessionState, Store
 from cookbook.serve.core.tickets import ReorderBuffer, Ticket
 
 CREATION = 0
-"""The sequence number of a model's creation; its clients count from 1."""
+"""The sequence number of a model's creation; clients number a model's operations from 1."""
 
 
 @dataclass(eq=False)
 class Sampler:
-    """Something to draw from: a base model, a checkpoint, or a snapshot of a model that only lives in memory.
+    """A base model, a checkpoint, or a snapshot in memory of a model, to sample from.
 
-    `base_model` is the model below in all three cases. A sampler answers any number of samples at once, so their sequence numbers only
-    tell repeats apart.
+    `base_model` is set in all three cases. Samples of a sampler have no order, so their sequence numbers serve only to
+    recognize repeats.
     """
 
     id: str
     tenant: str
     session_id: str
     base_model: str
-    model_path: str | None = None
+    checkpoint: CheckpointKey | None = None
     snapshot: bool = False
     client: SamplingClient | None = None
-    """Of a snapshot, once it was made."""
+    """Of a snapshot, once it has been made."""
     evicted: bool = False
-    """A snapshot that made room for newer ones, or whose session has ended."""
+    """The snapshot is no longer in memory: newer ones replaced it, or its session has ended."""
     tickets: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LiveSampler:
-    """A snapshot of a version of a model, for clients that name the model itself; `ticket` is that of its making."""
+    """A snapshot of a version of a model, for clients that name the model itself; `ticket` is that of the snapshot."""
 
     version: int
     sampler: Sampler
@@ -49,13 +50,13 @@ class LiveSampler:
 
 @dataclass(eq=False)
 class Model:
-    """An adapter in training, with the order of its operations. `client` is there once the first of them has run."""
+    """A model in training, with the order of its operations. `client` is set once the first of them has run."""
 
     record: ModelRecord
     client: TrainingClient | None = None
     order: ReorderBuffer = field(default_factory=lambda: ReorderBuffer(first=CREATION))
     version: int = 0
-    """Counts the operations that change the weights, when they are accepted."""
+    """The number of accepted operations that change the weights."""
     live: LiveSampler | None = None
 
     @property
@@ -77,7 +78,7 @@ class Session:
         """Accepted operations that are not settled."""
         self.last_active = time.monotonic()
         self.final_state: tuple[SessionState, str] | None = None
-        """What it is about to become, and why, once nothing of it runs."""
+        """The state to enter, and the reason, once no operation of the session is running."""
         self._snapshots: OrderedDict[str, Sampler] = OrderedDict()
 
     @property
@@ -100,7 +101,7 @@ class Session:
         self.last_active = time.monotonic()
 
     def enter(self, state: SessionState, reason: str = "") -> None:
-        """Change the state, on disk too."""
+        """Change the state, in the database too."""
         with self.lock:
             if self.ended or self.state == state:
                 return
@@ -110,10 +111,10 @@ class Session:
     def check_open(self) -> None:
         """Raises Gone when the session is ending or has ended."""
         if self.ended or self.state == "Stopping":
-            raise Gone(ended_message(self.record))
+            raise session_ended(self.record)
 
     def add_snapshot(self, sampler: Sampler) -> None:
-        """Keep a snapshot in memory; the one that was longest without use makes room."""
+        """Keep a snapshot in memory; the least recently used one is evicted if there are too many."""
         with self.lock:
             self._snapshots[sampler.id] = sampler
             while len(self._snapshots) > self._max_snapshots:
@@ -126,7 +127,7 @@ class Session:
                 self._snapshots.move_to_end(sampler.id)
 
     def release(self) -> None:
-        """Let go of everything held in memory; for a session whose operations have all ended."""
+        """Free everything held in memory; for a session whose operations have all finished."""
         with self.lock:
             for model in self.models.values():
                 if model.client is not None:
@@ -137,8 +138,8 @@ class Session:
             self._snapshots.clear()
 
 
-def ended_message(record: SessionRecord, last_checkpoint: str | None = None) -> str:
-    """What became of a session, and what to do."""
+def session_ended(record: SessionRecord, newest: CheckpointKey | None = None) -> Gone:
+    """The error that says how a session ended and what to do; `newest` is its newest checkpoint."""
     reason = f" ({record.reason})" if record.reason else ""
     message = f"session {record.id} is {record.state}{reason}; create a new session"
-    return message if last_checkpoint is None else f"{message}, and load its newest checkpoint {last_checkpoint}"
+    return Gone(message) if newest is None else Gone(message, ", and load its newest checkpoint ", newest)

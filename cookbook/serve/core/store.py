@@ -1,8 +1,9 @@
-"""What outlives the process: sessions, models, checkpoints and usage, in one SQLite file."""
+"""The database: sessions, models, checkpoints and usage, in one SQLite file."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import threading
 import time
@@ -12,28 +13,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from cookbook.core.errors import ConfigError
+from cookbook.serve.core.checkpoints import CheckpointKey, CheckpointKind
 from cookbook.serve.core.errors import NotFound
-from cookbook.serve.core.operations import CheckpointKind, Usage
+from cookbook.serve.core.operations import Usage
 
 SessionState = Literal["Created", "Running", "Stopping", "Stopped", "Failed", "Expired"]
 
 ENDED: tuple[SessionState, ...] = ("Stopped", "Failed", "Expired")
 
-SCHEMA = """
+SCHEMA_VERSION = 1
+
+SCHEMA = f"""
+BEGIN;
 CREATE TABLE IF NOT EXISTS sessions (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
     created REAL NOT NULL, updated REAL NOT NULL, metadata TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS models (
-    id TEXT PRIMARY KEY, session TEXT NOT NULL, tenant TEXT NOT NULL, base_model TEXT NOT NULL, rank INTEGER, alpha REAL NOT NULL,
-    created REAL NOT NULL, updated REAL NOT NULL, metadata TEXT NOT NULL);
+    id TEXT PRIMARY KEY, session TEXT NOT NULL, tenant TEXT NOT NULL, base_model TEXT NOT NULL, rank INTEGER,
+    alpha REAL NOT NULL, created REAL NOT NULL, updated REAL NOT NULL, metadata TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS checkpoints (
-    path TEXT PRIMARY KEY, tenant TEXT NOT NULL, model TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, folder TEXT NOT NULL,
-    base_model TEXT NOT NULL, rank INTEGER, bytes INTEGER NOT NULL, created REAL NOT NULL, expires REAL);
+    model TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, tenant TEXT NOT NULL, folder TEXT NOT NULL,
+    base_model TEXT NOT NULL, rank INTEGER, bytes INTEGER NOT NULL, created REAL NOT NULL, expires REAL,
+    PRIMARY KEY (model, kind, name));
 CREATE TABLE IF NOT EXISTS usage (
     operation TEXT PRIMARY KEY, tenant TEXT NOT NULL, session TEXT NOT NULL, kind TEXT NOT NULL,
     prefill INTEGER NOT NULL, sampled INTEGER NOT NULL, trained INTEGER NOT NULL, created REAL NOT NULL);
 CREATE INDEX IF NOT EXISTS usage_of_session ON usage (tenant, session);
 CREATE INDEX IF NOT EXISTS checkpoints_of_model ON checkpoints (tenant, model);
+PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
 """
 
 
@@ -51,7 +60,7 @@ class SessionRecord:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """A training run: an adapter of a session."""
+    """A model in training, which belongs to a session."""
 
     id: str
     session: str
@@ -66,13 +75,12 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """`path` is the `tinker://` path, `folder` where the files are; `expires` is a time, None for never."""
+    """`folder` has the files; `expires` is a time, None for never."""
 
-    path: str
-    tenant: str
     model: str
     kind: CheckpointKind
     name: str
+    tenant: str
     folder: str
     base_model: str
     rank: int | None
@@ -80,18 +88,28 @@ class CheckpointRecord:
     created: float
     expires: float | None = None
 
+    @property
+    def key(self) -> CheckpointKey:
+        return CheckpointKey(self.model, self.kind, self.name)
+
 
 class Store:
-    """All times are seconds since the epoch. Every write is committed before it returns, and survives the end of the process.
+    """Records of all tenants. All times are seconds since the epoch.
 
-    A power cut may lose the last moments (SQLite in WAL mode without a sync per commit), never the consistency of the file.
+    Every write is committed before it returns and survives a killed process. A power cut may lose the last writes
+    (SQLite in WAL mode without a sync per commit), but does not damage the file.
     """
 
     def __init__(self, file: Path) -> None:
+        """Open the file, or create it. Raises ConfigError: another version of the server wrote it."""
         file.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(file, check_same_thread=False, isolation_level=None)
         self._connection.row_factory = sqlite3.Row
+        version = self._rows("PRAGMA user_version")[0][0]
+        if version != SCHEMA_VERSION and self._rows("SELECT name FROM sqlite_master"):
+            self.close()
+            raise ConfigError(f"{file}: was written by another version of the server; use another --state-dir")
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
         self._connection.executescript(SCHEMA)
@@ -115,17 +133,15 @@ class Store:
         with self._lock:
             return self._connection.execute(query, values).fetchall()
 
+    def _put(self, table: str, values: Mapping[str, Any]) -> None:
+        columns, places = ",".join(values), ",".join("?" * len(values))
+        with self._transaction() as connection:
+            connection.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({places})", [*values.values()])
+
     # Sessions
 
     def put_session(self, session: SessionRecord) -> None:
-        values = (
-            *(getattr(session, name) for name in ("id", "tenant", "name", "state", "reason", "created", "updated")),
-        )
-        with self._transaction() as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO sessions VALUES (?,?,?,?,?,?,?,?)",
-                (*values, json.dumps(dict(session.metadata))),
-            )
+        self._put("sessions", {**vars(session), "metadata": json.dumps(dict(session.metadata))})
 
     def session(self, tenant: str, session_id: str) -> SessionRecord | None:
         rows = self._rows("SELECT * FROM sessions WHERE tenant=? AND id=?", tenant, session_id)
@@ -138,26 +154,21 @@ class Store:
         ]
 
     def fail_unfinished_sessions(self, reason: str) -> int:
-        """Mark every session that had not ended as failed; returns how many. For the start of a server: nobody holds their weights."""
+        """Mark every session that had not ended as failed; returns how many.
+
+        For the start of a server: the weights of earlier sessions are lost.
+        """
+        unfinished = f"state NOT IN ({','.join('?' * len(ENDED))})"
         with self._transaction() as connection:
             return connection.execute(
-                "UPDATE sessions SET state='Failed', reason=?, updated=? WHERE state NOT IN ('Stopped','Failed','Expired')",
-                (reason, time.time()),
+                f"UPDATE sessions SET state='Failed', reason=?, updated=? WHERE {unfinished}",
+                (reason, time.time(), *ENDED),
             ).rowcount
 
     # Models
 
     def put_model(self, model: ModelRecord) -> None:
-        values = (
-            *(
-                getattr(model, name)
-                for name in ("id", "session", "tenant", "base_model", "rank", "alpha", "created", "updated")
-            ),
-        )
-        with self._transaction() as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO models VALUES (?,?,?,?,?,?,?,?,?)", (*values, json.dumps(dict(model.metadata)))
-            )
+        self._put("models", {**vars(model), "metadata": json.dumps(dict(model.metadata))})
 
     def model(self, tenant: str, model_id: str) -> ModelRecord | None:
         rows = self._rows("SELECT * FROM models WHERE tenant=? AND id=?", tenant, model_id)
@@ -176,34 +187,18 @@ class Store:
     # Checkpoints
 
     def put_checkpoint(self, checkpoint: CheckpointRecord) -> None:
-        names = (
-            "path",
-            "tenant",
-            "model",
-            "kind",
-            "name",
-            "folder",
-            "base_model",
-            "rank",
-            "bytes",
-            "created",
-            "expires",
-        )
-        with self._transaction() as connection:
-            connection.execute(
-                f"INSERT OR REPLACE INTO checkpoints VALUES ({','.join('?' * len(names))})",
-                [getattr(checkpoint, name) for name in names],
-            )
+        self._put("checkpoints", vars(checkpoint))
 
-    def checkpoint(self, tenant: str, path: str) -> CheckpointRecord | None:
-        rows = self._rows("SELECT * FROM checkpoints WHERE tenant=? AND path=?", tenant, path)
+    def checkpoint(self, tenant: str, key: CheckpointKey) -> CheckpointRecord | None:
+        query = "SELECT * FROM checkpoints WHERE tenant=? AND model=? AND kind=? AND name=?"
+        rows = self._rows(query, tenant, key.model, key.kind, key.name)
         return CheckpointRecord(**dict(rows[0])) if rows else None
 
-    def existing_checkpoint(self, tenant: str, path: str) -> CheckpointRecord:
+    def existing_checkpoint(self, tenant: str, key: CheckpointKey) -> CheckpointRecord:
         """Raises NotFound."""
-        record = self.checkpoint(tenant, path)
+        record = self.checkpoint(tenant, key)
         if record is None:
-            raise NotFound(f"there is no checkpoint {path}; list the checkpoints to see those that there are")
+            raise NotFound("there is no checkpoint ", key, "; list the checkpoints to see which exist")
         return record
 
     def checkpoints(self, tenant: str, model_id: str | None = None) -> list[CheckpointRecord]:
@@ -225,26 +220,32 @@ class Store:
         """The names, without their parents, of the folders of all tenants' checkpoints."""
         return frozenset(Path(row["folder"]).name for row in self._rows("SELECT folder FROM checkpoints"))
 
-    def delete_checkpoint(self, tenant: str, path: str) -> None:
+    def delete_checkpoint(self, checkpoint: CheckpointRecord) -> None:
+        """Delete the record, then the files."""
         with self._transaction() as connection:
-            connection.execute("DELETE FROM checkpoints WHERE tenant=? AND path=?", (tenant, path))
+            connection.execute(
+                "DELETE FROM checkpoints WHERE model=? AND kind=? AND name=?",
+                (checkpoint.model, checkpoint.kind, checkpoint.name),
+            )
+        shutil.rmtree(checkpoint.folder, ignore_errors=True)
 
     # Usage
 
-    def bill(self, operation_id: str, tenant: str, session_id: str, kind: str, usage: Usage) -> None:
-        """Record an operation's tokens. An operation is billed once, however often this is called for it."""
+    def record_usage(self, operation_id: str, tenant: str, session_id: str, kind: str, usage: Usage) -> None:
+        """Record the usage of an operation. Each operation counts once, however often this is called for it."""
         row = (operation_id, tenant, session_id, kind, usage.prefill, usage.sampled, usage.trained, time.time())
         with self._transaction() as connection:
             connection.execute("INSERT OR IGNORE INTO usage VALUES (?,?,?,?,?,?,?,?)", row)
 
     def usage(self, tenant: str, session_id: str | None = None) -> Usage:
-        query = "SELECT coalesce(sum(prefill),0), coalesce(sum(sampled),0), coalesce(sum(trained),0) FROM usage WHERE tenant=?"
-        rows = (
-            self._rows(query, tenant)
-            if session_id is None
-            else self._rows(query + " AND session=?", tenant, session_id)
+        """The usage of a tenant, or of one of its sessions."""
+        query = (
+            "SELECT coalesce(sum(prefill),0), coalesce(sum(sampled),0), coalesce(sum(trained),0)"
+            " FROM usage WHERE tenant=?"
         )
-        return Usage(*rows[0])
+        if session_id is None:
+            return Usage(*self._rows(query, tenant)[0])
+        return Usage(*self._rows(query + " AND session=?", tenant, session_id)[0])
 
 
 def _session(row: sqlite3.Row) -> SessionRecord:

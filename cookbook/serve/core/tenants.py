@@ -5,28 +5,34 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from cookbook.core.errors import ConfigError
-from cookbook.serve.core.errors import Unauthorized
 
 LOCAL_TENANT = "local"
-"""Whoever connects to a server without keys, which listens on loopback only."""
+"""The only tenant of a server without keys, which listens on loopback only."""
+
+MIN_KEY_LENGTH = 20
 
 
 class Tenants:
-    """Knows keys by their digests alone, so that no dump of the process' memory or log holds one it was not just sent."""
+    """Maps API keys to tenants. Only digests are kept, so that a memory dump or a log holds no key."""
 
     def __init__(self, keys: Iterable[tuple[str, str]] = ()) -> None:
+        """`keys` are (tenant, key); without any, every request belongs to `LOCAL_TENANT`."""
         self._digests = [(_digest(key), tenant) for tenant, key in keys]
 
     @classmethod
-    def from_file(cls, file: Path) -> Tenants:
-        """Lines of `tenant=key`; empty ones and those that begin with # are skipped. A tenant may have several keys.
+    def from_file(cls, file: Path, key_rules: Sequence[Callable[[str], str | None]] = ()) -> Tenants:
+        """Read lines of `tenant=key`; a tenant may have several keys. Empty lines and # comments are skipped.
+
+        Args:
+            file: the file.
+            key_rules: further demands on a key; each returns what is wrong with it, or None.
 
         Raises:
-            ConfigError: the file cannot be read, or a line of it; names file and line, never a key.
+            ConfigError: the file or a line of it is not valid. The message names file and line, never a key.
         """
         keys: dict[str, str] = {}
         try:
@@ -41,37 +47,28 @@ class Tenants:
                 raise ConfigError(
                     f"--api-keys {file}:{number}: must be tenant=key, the tenant of letters, digits, '.', '_' and '-'"
                 )
-            if len(key) < 20 or not key.startswith("tml-"):
-                raise ConfigError(
-                    f"--api-keys {file}:{number}: the key must have 20 characters or more and begin with tml-, which the tinker SDK demands"
-                )
+            for problem in (_key_problem(key), *(rule(key) for rule in key_rules)):
+                if problem is not None:
+                    raise ConfigError(f"--api-keys {file}:{number}: {problem}")
             if key in keys:
-                raise ConfigError(f"--api-keys {file}:{number}: the same key stands on an earlier line")
+                raise ConfigError(f"--api-keys {file}:{number}: an earlier line has the same key; use another one")
             keys[key] = tenant
         if not keys:
-            raise ConfigError(f"--api-keys {file}: holds no key; add a line tenant=key")
+            raise ConfigError(f"--api-keys {file}: has no key; add a line tenant=key")
         return cls((tenant, key) for key, tenant in keys.items())
 
-    @property
-    def required(self) -> bool:
-        return bool(self._digests)
-
-    def authenticate(self, key: str | None) -> str:
-        """The tenant of a key; without any keys, the one tenant there is.
-
-        Raises:
-            Unauthorized: no key, or an unknown one.
-        """
+    def tenant_of(self, key: str | None) -> str | None:
+        """The tenant of a key; None for an unknown key or no key. Without any keys, `LOCAL_TENANT`."""
         if not self._digests:
             return LOCAL_TENANT
-        if not key:
-            raise Unauthorized("no API key: send it in the header X-API-Key, or as Authorization: Bearer")
-        digest = _digest(key)
-        # All are compared, whatever matches, so that timing tells nothing.
+        digest = _digest(key or "")
+        # Compare with every key even after a match, so that the time taken reveals nothing.
         matches = [tenant for known, tenant in self._digests if hmac.compare_digest(known, digest)]
-        if not matches:
-            raise Unauthorized("unknown API key: check TINKER_API_KEY, or ask whoever runs this server for a key")
-        return matches[0]
+        return matches[0] if matches else None
+
+
+def _key_problem(key: str) -> str | None:
+    return None if len(key) >= MIN_KEY_LENGTH else f"the key must have {MIN_KEY_LENGTH} characters or more"
 
 
 def _digest(key: str) -> bytes:

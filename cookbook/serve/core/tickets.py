@@ -1,4 +1,4 @@
-"""Accepted operations, their order, and their results until the client has had time to fetch them."""
+"""Accepted operations, their order, and their results, which are kept until the client has had time to fetch them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cookbook.serve.core.operations import Forward, Operation, Usage
 
 @dataclass(eq=False)
 class Ticket:
-    """One accepted operation. `owner` is the model or sampler that it is for; times are monotonic seconds.
+    """One accepted operation. `owner` is the id of its model, sampler or session; times are monotonic seconds.
 
     The future's error is the operation's own: the client sees it as a failed operation, not as a failed request.
     """
@@ -33,15 +33,14 @@ class Ticket:
     settled: float | None = None
     fetched: float | None = None
     usage: Usage = field(default_factory=Usage)
-    """What it was billed for."""
 
     def settle(self, result: object = None, error: BaseException | None = None) -> None:
-        """Set the result or the error. The first one counts: an operation may end while its session is being stopped."""
+        """Set the result or the error. Only the first call counts: an operation can finish while its session stops."""
         if self.future.done():
             return
         self.settled = time.monotonic()
         if isinstance(self.operation, Forward):
-            # Tickets are kept for minutes and data can be large; nobody reads them again.
+            # Tickets are kept for minutes and data can be large; nothing reads the data again.
             self.operation = dataclasses.replace(self.operation, data=())
         if error is None:
             self.future.set_result(result)
@@ -52,15 +51,18 @@ class Ticket:
         """Whether the operation is done, after at most `timeout_s` seconds."""
         if not self.future.done():
             done = asyncio.wrap_future(self.future)
-            # Its error is read from the ticket; asyncio would report one that nobody reads from here.
+            # The error is read from the ticket; asyncio would report it as never retrieved from this future.
             done.add_done_callback(lambda done: done.cancelled() or done.exception())
-            # asyncio.wait leaves the future alone when the time is up; wait_for would cancel it.
+            # At the timeout asyncio.wait does not cancel the future; wait_for would.
             await asyncio.wait([done], timeout=timeout_s)
         return self.future.done()
 
 
 class TicketTable:
-    """All tickets by id. A result is kept `kept_s` seconds, or `kept_after_fetch_s` once it has been fetched: clients ask twice."""
+    """All tickets by id.
+
+    A result is kept for `kept_s` seconds, or for `kept_after_fetch_s` after it was fetched, since clients ask again.
+    """
 
     def __init__(self, kept_s: float, kept_after_fetch_s: float) -> None:
         self._kept_s, self._kept_after_fetch_s = kept_s, kept_after_fetch_s
@@ -69,7 +71,7 @@ class TicketTable:
         self._lock = threading.Lock()
 
     def open(self, tenant: str, session_id: str, owner: str, operation: Operation) -> Ticket:
-        """A new ticket. Its id begins with the session's, so that a later process can tell what was lost."""
+        """A new ticket. Its id begins with the session's, so that a later process can tell which session was lost."""
         with self._lock:
             ticket = Ticket(f"{session_id}:op:{next(self._numbers)}", tenant, session_id, owner, operation)
             self._tickets[ticket.id] = ticket
@@ -91,9 +93,9 @@ class TicketTable:
 
 
 class ReorderBuffer:
-    """Releases the operations of one model in the order of their sequence numbers, whatever order they arrive in, each once.
+    """Releases the operations of one model in the order of their sequence numbers, in whatever order they arrive.
 
-    Not thread-safe; the model's lock guards it.
+    Not thread-safe; the session's lock guards it.
     """
 
     def __init__(self, first: int) -> None:
@@ -104,18 +106,19 @@ class ReorderBuffer:
     def accept(self, sequence: int | None, make_ticket: Callable[[], Ticket]) -> tuple[str, list[Ticket]]:
         """The id of the ticket for this number, and the tickets that may now run.
 
-        A number seen before returns the ticket made then, and releases nothing. None is the next number: whoever sends none
-        sends one operation at a time.
+        A number seen before returns the ticket made then, and releases nothing. None is the next number, for clients
+        that send one operation at a time.
 
         Raises:
-            Gone: the number was used so long ago that its ticket is forgotten.
+            Gone: the number was used so long ago that its ticket is no longer kept.
         """
         sequence = self.highest + 1 if sequence is None else sequence
         if sequence in self._accepted:
             return self._accepted[sequence], []
         if sequence < self._next:
             raise Gone(
-                f"operation {sequence} ran before and its result is no longer kept; continue with operation {self.highest + 1}"
+                f"operation {sequence} ran before and its result is no longer kept; "
+                f"continue with operation {self.highest + 1}"
             )
         ticket = make_ticket()
         self._accepted[sequence] = ticket.id
@@ -133,15 +136,18 @@ class ReorderBuffer:
 
     @property
     def missing(self) -> int:
-        """The number that those waiting wait for."""
+        """The number that the waiting operations wait for."""
         return self._next
 
     def awaits(self, sequence: int | None) -> bool:
-        """Whether others wait for this number. Refused for a quota that they fill, it would never come, and neither would they."""
+        """Whether others wait for this number.
+
+        It must be accepted even when they fill the quota: otherwise neither it nor they could ever run.
+        """
         return bool(self._waiting) and sequence == self._next
 
     def give_up(self) -> list[Ticket]:
-        """Take out those that wait for a missing number; the numbers up to theirs count as used."""
+        """Remove the operations that wait for a missing number; the numbers up to theirs count as used."""
         waiting = [self._waiting[sequence] for sequence in sorted(self._waiting)]
         self._next = self.highest + 1
         self._waiting.clear()
@@ -152,5 +158,5 @@ class ReorderBuffer:
         return min((ticket.created for ticket in self._waiting.values()), default=None)
 
     def forget(self, kept: Callable[[str], bool]) -> None:
-        """Drop the numbers whose tickets are no longer kept."""
+        """Forget the numbers whose tickets are no longer kept."""
         self._accepted = {sequence: ticket_id for sequence, ticket_id in self._accepted.items() if kept(ticket_id)}

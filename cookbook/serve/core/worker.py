@@ -1,4 +1,4 @@
-"""Runs operations against the backend. Everything here happens on the scheduler's thread."""
+"""Runs operations on the backend. Everything here happens on the scheduler's thread."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from cookbook.core.clients import SamplingClient, ServiceClient, TrainingClient
 from cookbook.core.errors import CookbookError
+from cookbook.serve.core.checkpoints import CheckpointKey
 from cookbook.serve.core.errors import Gone, InvalidRequest, OperationFailed
 from cookbook.serve.core.logprobs import run_forward
 from cookbook.serve.core.operations import (
@@ -36,16 +37,17 @@ from cookbook.serve.core.tickets import Ticket
 logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""Of a checkpoint; it is part of a path."""
+"""The names of checkpoints; they become part of a folder's name."""
 
 SHARED_SAMPLERS = 8
-"""How many base models and checkpoints stay open for sampling, shared by all sessions."""
+"""How many base models and checkpoints stay open for sampling; all sessions share them."""
 
 
 class Worker:
-    """The only one that talks to the backend.
+    """The only user of the backend.
 
-    `base_models` maps the names that clients use to the backend's own. `settled` is told of every ticket that was settled here.
+    `base_models` maps the names that clients use to the backend's own. `settled` is called with every ticket that was
+    settled here, and with the seconds that it ran.
     """
 
     def __init__(
@@ -65,13 +67,13 @@ class Worker:
             session.check_open()
             session.enter("Running")
             result = self._execute(ticket, session)
-        except Exception as error:  # belongs to whoever asked
+        except Exception as error:  # reported to the client that asked
             self._fail(ticket, error, started)
         else:
             self._succeed(ticket, result, started)
 
     def run_samples(self, tickets: Sequence[tuple[Ticket, Session]]) -> None:
-        """Run samples as one batch, so that the backend may draw them together; each is settled as soon as it is there."""
+        """Run samples as one batch, which the backend can draw together. Each is settled as soon as it is done."""
         started = time.monotonic()
         pending: list[tuple[Ticket, Any]] = []
         for ticket, session in tickets:
@@ -88,7 +90,7 @@ class Worker:
                     operation.include_prompt_logprobs,
                     operation.topk_prompt_logprobs,
                 )
-            except Exception as error:  # belongs to whoever asked
+            except Exception as error:  # reported to the client that asked
                 self._fail(ticket, error, started)
             else:
                 pending.append((ticket, future))
@@ -97,7 +99,7 @@ class Worker:
         for ticket, future in pending:
             try:
                 future.result()
-            except Exception as error:  # belongs to whoever asked
+            except Exception as error:  # reported to the client that asked
                 self._fail(ticket, error, started)
 
     def _execute(self, ticket: Ticket, session: Session) -> object:
@@ -110,8 +112,8 @@ class Worker:
                     self._base_models[base_model], rank, alpha, seed, role
                 )
                 return model.id
-            case CreateModelFromState(path, with_optimizer):
-                folder = self._store.existing_checkpoint(session.tenant, path).folder
+            case CreateModelFromState(key, with_optimizer):
+                folder = self._store.existing_checkpoint(session.tenant, key).folder
                 model.client = self._backend.create_training_client_from_state(folder, with_optimizer)
                 return model.id
             case Forward():
@@ -120,10 +122,10 @@ class Worker:
                 return _client(model).optim_step(params).result()
             case Save():
                 return self._save(model, session, ticket.operation, ticket.id)
-            case Load(path, with_optimizer):
-                client, folder = _client(model), self._store.existing_checkpoint(session.tenant, path).folder
+            case Load(key, with_optimizer):
+                client, folder = _client(model), self._store.existing_checkpoint(session.tenant, key).folder
                 (client.load_state_with_optimizer if with_optimizer else client.load_state)(folder).result()
-                return path
+                return key
             case Snapshot(sampler_id):
                 sampler = session.samplers[sampler_id]
                 sampler.client = _client(model).save_weights_and_get_sampling_client()
@@ -132,19 +134,19 @@ class Worker:
             case Rejected(reason):
                 raise InvalidRequest(reason)
             case operation:
-                raise TypeError(f"{type(operation).__name__} is no operation of a model")
+                raise TypeError(f"{type(operation).__name__} is not an operation of a model")
 
-    def _save(self, model: Model, session: Session, save: Save, ticket_id: str) -> str:
+    def _save(self, model: Model, session: Session, save: Save, ticket_id: str) -> CheckpointKey:
         if not NAME.fullmatch(save.name):
             raise InvalidRequest(
                 f"checkpoint name {save.name!r}: must be letters, digits, '.', '_' and '-', at most 128 of them"
             )
-        path = f"tinker://{model.id}/{save.kind}/{save.name}"
-        replaced = self._store.checkpoint(session.tenant, path)
+        key = CheckpointKey(model.id, save.kind, save.name)
+        replaced = self._store.checkpoint(session.tenant, key)
         if replaced is not None and not save.overwrite:
-            raise InvalidRequest(f"{path} exists; save under another name, or with overwrite=true")
+            raise InvalidRequest(key, " exists; save under another name, or with overwrite=true")
         client = _client(model)
-        # A folder of its own for every save: the earlier checkpoint of this name stays until the record names the new one.
+        # Every save gets its own folder: an earlier checkpoint of this name stays until the record names the new one.
         number = ticket_id.rpartition(":")[2]
         backend_name = f"{model.id.replace(':', '-')}-{save.name}-{number}"
         saved = (client.save_state if save.kind == "weights" else client.save_weights_for_sampler)(
@@ -153,11 +155,10 @@ class Worker:
         folder = Path(saved.path)
         now = time.time()
         record = CheckpointRecord(
-            path=path,
-            tenant=session.tenant,
             model=model.id,
             kind=save.kind,
             name=save.name,
+            tenant=session.tenant,
             folder=saved.path,
             base_model=model.record.base_model,
             rank=model.record.rank,
@@ -169,21 +170,22 @@ class Worker:
         if replaced is not None:
             self._shared.pop(replaced.folder, None)
             shutil.rmtree(replaced.folder, ignore_errors=True)
-        return path
+        return key
 
     def _sampling_client(self, sampler: Sampler, session: Session) -> SamplingClient:
         if sampler.evicted:
             raise Gone(
-                f"sampler {sampler.id} was a snapshot in memory and made room for newer ones; make a new one, or save under a name"
+                f"sampler {sampler.id} was a snapshot in memory and was replaced by newer ones; "
+                "make a new snapshot, or save under a name"
             )
         if sampler.snapshot:
             if sampler.client is None:
                 raise InvalidRequest(f"sampler {sampler.id} is not ready; wait for its save_weights_for_sampler first")
             session.use_snapshot(sampler)
             return sampler.client
-        if sampler.model_path is not None:
-            key = self._store.existing_checkpoint(session.tenant, sampler.model_path).folder
-            return self._shared_client(key, lambda: self._backend.create_sampling_client(model_path=key))
+        if sampler.checkpoint is not None:
+            folder = self._store.existing_checkpoint(session.tenant, sampler.checkpoint).folder
+            return self._shared_client(folder, lambda: self._backend.create_sampling_client(model_path=folder))
         return self._base_client(sampler.base_model)
 
     def _base_client(self, base_model: str) -> SamplingClient:
@@ -199,10 +201,10 @@ class Worker:
         return self._shared[key]
 
     def _succeed(self, ticket: Ticket, result: object, started: float) -> None:
-        # Billed first: what is acknowledged has been billed.
+        # Usage is recorded before the client sees the result, so that no result is missing from it.
         kind, usage = type(ticket.operation).__name__, usage_of(ticket.operation, result)
         try:
-            self._store.bill(ticket.id, ticket.tenant, ticket.session_id, kind, usage)
+            self._store.record_usage(ticket.id, ticket.tenant, ticket.session_id, kind, usage)
         except sqlite3.Error as error:
             self._fail(ticket, error, started)
             return
@@ -223,7 +225,7 @@ class Worker:
 def _client(model: Model) -> TrainingClient:
     if model.client is None:
         raise InvalidRequest(
-            f"model {model.id} could not be created; look at the error of its creation, and create another"
+            f"model {model.id} could not be created; see the error of its creation, and create another"
         )
     return model.client
 

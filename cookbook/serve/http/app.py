@@ -1,157 +1,81 @@
-"""HTTP around the core: keys, limits, logs, health, and the adapters' routes."""
+"""The HTTP application around the core: API keys, errors, health, metrics, usage, and the adapters' routes."""
 
 from __future__ import annotations
 
-import json
-import logging
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cookbook.serve.core.errors import NotFound, QuotaExceeded, ServiceError
 from cookbook.serve.core.service import TrainingService
 from cookbook.serve.core.tenants import Tenants
+from cookbook.serve.http.adapter import Adapter, adapter_for
+from cookbook.serve.http.errors import STATUS, Unauthorized
 from cookbook.serve.http.metrics import Metrics
-
-access_log = logging.getLogger("cookbook.serve.access")
+from cookbook.serve.http.middleware import AccessLog, BodyLimit
 
 RETRY_AFTER_S = 1
 
-DRAINED = 4
-"""How many times the limit of a body is read of one that is too large, so that its client, which still sends, gets to see the answer."""
-
-Adapter = Callable[[TrainingService], APIRouter]
-"""Makes the routes of one wire format. A route finds the tenant in `request.state.tenant`."""
-
 
 def create_app(
-    service: TrainingService, tenants: Tenants, metrics: Metrics, adapters: list[Adapter], max_body_bytes: int
+    service: TrainingService, tenants: Tenants, metrics: Metrics, adapters: Sequence[Adapter], max_body_bytes: int
 ) -> FastAPI:
-    """The application. `/healthz` is open; everything else asks for a key where the server has any."""
+    """The application. Every endpoint but the health checks needs a key if the server has any."""
     app = FastAPI(title="cookbook session server", docs_url=None, redoc_url=None, openapi_url=None)
 
-    def authenticate(request: Request) -> None:
-        bearer = request.headers.get("authorization", "")
-        key = request.headers.get("x-api-key") or (bearer[7:] if bearer.lower().startswith("bearer ") else None)
-        request.state.tenant = tenants.authenticate(key)
-
-    @app.get("/healthz")
-    @app.get("/api/v1/healthz")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/metrics", dependencies=[Depends(authenticate)])
-    async def prometheus() -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/usage", dependencies=[Depends(authenticate)])
-    async def usage(request: Request, session: str | None = None) -> dict[str, int]:
-        """Tokens that the tenant was billed for, in all or in one of its sessions."""
-        if session is not None and service.store.session(request.state.tenant, session) is None:
-            raise NotFound(f"there is no session {session}; list the sessions to see those that there are")
-        return asdict(service.store.usage(request.state.tenant, session))
+    def error_response(path: str, error: ServiceError) -> JSONResponse:
+        adapter = adapter_for(path, adapters)
+        body = {"detail": str(error)} if adapter is None else adapter.error_body(error)
+        headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, QuotaExceeded) else None
+        return JSONResponse(body, STATUS[type(error)], headers)
 
     @app.exception_handler(ServiceError)
     async def refuse(request: Request, error: ServiceError) -> JSONResponse:
-        headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, QuotaExceeded) else None
-        return JSONResponse(error_body(error), error.status, headers)
+        return error_response(request.url.path, error)
 
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    # The first route that matches a path counts, and an adapter can have a catch-all.
+    for path in ("/healthz", *(path for adapter in adapters for path in adapter.health_paths)):
+        app.add_api_route(path, healthz, methods=["GET"])
+    app.include_router(_own_routes(service, metrics), dependencies=[Depends(_authentication(tenants, "it"))])
     for adapter in adapters:
-        app.include_router(adapter(service), dependencies=[Depends(authenticate)])
-    app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
+        authenticate = _authentication(tenants, adapter.key_advice)
+        app.include_router(adapter.routes(service), dependencies=[Depends(authenticate)])
+    app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes, error_response=error_response)
     app.add_middleware(AccessLog)
     return app
 
 
-def error_body(error: ServiceError) -> dict[str, Any]:
-    """An error as the tinker SDK (`detail`) and the OpenAI clients (`error.message`) show it."""
-    kind = type(error).__name__
-    return {"detail": str(error), "error": {"message": str(error), "type": kind, "code": kind, "param": None}}
+def _authentication(tenants: Tenants, key_advice: str) -> Callable[[Request], None]:
+    def authenticate(request: Request) -> None:
+        bearer = request.headers.get("authorization", "")
+        key = request.headers.get("x-api-key") or (bearer[7:] if bearer.lower().startswith("bearer ") else None)
+        tenant = tenants.tenant_of(key)
+        if tenant is None and not key:
+            raise Unauthorized("no API key: send it in the header X-API-Key, or as Authorization: Bearer")
+        if tenant is None:
+            raise Unauthorized(f"unknown API key: check {key_advice}, or ask the operator of this server for a key")
+        request.state.tenant = tenant
+
+    return authenticate
 
 
-class BodyLimit:
-    """Answers 413 to a body over the limit, by its declared length or at the first byte beyond; what it read is dropped at once."""
+def _own_routes(service: TrainingService, metrics: Metrics) -> APIRouter:
+    router = APIRouter()
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
-        self._app, self._limit = app, max_body_bytes
+    @router.get("/metrics")
+    async def prometheus() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if declared.isdigit() and int(declared) > self._limit:
-            await self._refuse(scope, receive, send, 0)
-            return
-        received, started, more = 0, False, True
+    @router.get("/usage")
+    async def usage(request: Request, session: str | None = None) -> dict[str, int]:
+        if session is not None and service.store.session(request.state.tenant, session) is None:
+            raise NotFound(f"there is no session {session}; list the sessions to see which exist")
+        return asdict(service.store.usage(request.state.tenant, session))
 
-        async def counted() -> Message:
-            nonlocal received, more
-            message = await receive()
-            received += len(message.get("body", b""))
-            more = message.get("more_body", False)
-            if received > self._limit:
-                raise _TooLargeError
-            return message
-
-        async def watched(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, counted, watched)
-        except _TooLargeError:
-            if not started:
-                await self._refuse(scope, receive, send, received, more)
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send, received: int, more: bool = True) -> None:
-        while more and received <= DRAINED * self._limit:
-            message = await receive()
-            received += len(message.get("body", b""))
-            more = message.get("more_body", False)
-        message = f"the body is larger than {self._limit} bytes; send less data at once"
-        body = {"detail": message, "error": {"message": message, "type": "TooLarge", "code": "TooLarge", "param": None}}
-        await JSONResponse(body, 413)(scope, receive, send)
-
-
-class _TooLargeError(Exception):
-    pass
-
-
-class AccessLog:
-    """One JSON line per request: no body, no query, no key."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started, status = time.perf_counter(), 500
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        finally:
-            line = {
-                "time": round(time.time(), 3),
-                "method": scope["method"],
-                "path": scope["path"],
-                "status": status,
-                "ms": round(1000 * (time.perf_counter() - started), 1),
-                "tenant": scope.get("state", {}).get("tenant"),
-            }
-            access_log.info(json.dumps(line))
+    return router

@@ -1,4 +1,4 @@
-"""What Prometheus sees. No tenant, session or model is a label: the numbers are the server's, and their count stays small."""
+"""Prometheus metrics. No tenant, session or model is a label, so that the number of time series stays small."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 class Metrics:
-    """Counts finished operations; `watch` adds the gauges of a service."""
+    """Counters of finished operations; `watch` adds the gauges of a service."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._operations = Counter(
             "cookbook_operations", "Finished operations.", ["kind", "outcome"], registry=self.registry
         )
-        self._tokens = Counter("cookbook_tokens", "Tokens that were billed.", ["kind"], registry=self.registry)
+        self._tokens = Counter(
+            "cookbook_tokens", "Tokens of finished operations, by kind of work.", ["kind"], registry=self.registry
+        )
         self._seconds = Histogram(
             "cookbook_operation_seconds",
-            "Run time, without the queue.",
+            "Run time, without the time in the queue.",
             ["kind"],
             registry=self.registry,
             buckets=SECONDS,
         )
 
     def watch(self, service: TrainingService) -> None:
-        depth = Gauge("cookbook_queue_depth", "Operations that wait for their turn.", registry=self.registry)
-        depth.set_function(lambda: service.queue_depth)
+        depth = Gauge("cookbook_queue_depth", "Operations that wait in the queue.", registry=self.registry)
+        depth.set_function(lambda: service.sessions.queue_depth)
         sessions = Gauge("cookbook_sessions", "Sessions that have not ended.", registry=self.registry)
-        sessions.set_function(lambda: len(service.live_sessions))
+        sessions.set_function(lambda: len(service.sessions.live))
 
     def observe(self, ticket: Ticket, seconds: float) -> None:
         """Count one finished operation, which ran for `seconds`."""

@@ -1,5 +1,5 @@
-"""The adapter for the tinker SDK: its HTTP API under `/api/v1`, on the core of `cookbook.serve`."""
+"""The adapter for the tinker SDK: its HTTP API under `/api/v1`."""
 
-from cookbook.serve.adapters.tinker.routes import tinker_routes
+from cookbook.serve.adapters.tinker.adapter import TINKER
 
-__all__ = ["tinker_routes"]
+__all__ = ["TINKER"]

@@ -1,4 +1,4 @@
-"""The endpoints that look at what there is: capabilities, training runs, checkpoints, sessions."""
+"""The endpoints that list things: capabilities, training runs, checkpoints, sessions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Request
 
+from cookbook.serve.adapters.tinker.paths import SCHEME, format_path, parse_path
 from cookbook.serve.adapters.tinker.requests import LORA_ALPHA, SPARSE_LOGPROBS, PathBody, TtlBody, parse
 from cookbook.serve.core.errors import NotFound
 from cookbook.serve.core.service import TrainingService
@@ -36,7 +37,7 @@ def rest_routes(service: TrainingService) -> APIRouter:
 
 
 def _capabilities(service: TrainingService) -> dict[str, Any]:
-    """What `Capabilities` says of the backend, for our own client: the SDK reads the models only."""
+    """The backend's `Capabilities`, for this project's own client; the SDK reads only the models."""
     capabilities = dataclasses.asdict(service.capabilities)
     return {
         **capabilities,
@@ -75,13 +76,13 @@ def _add_run_routes(router: APIRouter, service: TrainingService) -> None:
     async def training_run(request: Request, run_id: str) -> dict[str, Any]:
         record = service.store.model(request.state.tenant, run_id)
         if record is None:
-            raise NotFound(f"there is no training run {run_id}; list the training runs to see those that there are")
+            raise NotFound(f"there is no training run {run_id}; list the training runs to see which exist")
         return run_json(request.state.tenant, record)
 
 
 def _add_checkpoint_routes(router: APIRouter, service: TrainingService) -> None:
     def checkpoint(request: Request, run_id: str, checkpoint_id: str) -> CheckpointRecord:
-        return service.checkpoint(request.state.tenant, f"tinker://{run_id}/{checkpoint_id}")
+        return service.checkpoint(request.state.tenant, parse_path(f"{SCHEME}{run_id}/{checkpoint_id}"))
 
     @router.get("/checkpoints")
     async def all_checkpoints(request: Request, limit: Limit = 100, offset: Offset = 0) -> dict[str, Any]:
@@ -99,11 +100,11 @@ def _add_checkpoint_routes(router: APIRouter, service: TrainingService) -> None:
     @router.post("/weights_info")
     async def weights_info(request: Request) -> dict[str, Any]:
         body = parse(PathBody, await request.body())
-        record = service.checkpoint(request.state.tenant, body.tinker_path)
+        record = service.checkpoint(request.state.tenant, parse_path(body.tinker_path))
         layers = {"train_attn": True, "train_mlp": True, "train_unembed": False}
         return {"base_model": record.base_model, "is_lora": record.rank is not None, "lora_rank": record.rank, **layers}
 
-    # Before the deletion, whose checkpoint id may hold anything.
+    # Before the deletion, whose checkpoint id matches any path.
     @router.put("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}/ttl", status_code=204)
     async def set_ttl(request: Request, run_id: str, checkpoint_id: str) -> None:
         record, ttl_s = checkpoint(request, run_id, checkpoint_id), parse(TtlBody, await request.body()).ttl_seconds
@@ -114,12 +115,12 @@ def _add_checkpoint_routes(router: APIRouter, service: TrainingService) -> None:
     @router.api_route("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}/publish", methods=["POST", "DELETE"])
     async def publish(request: Request, run_id: str, checkpoint_id: str) -> None:
         raise NotFound(
-            "publishing is not supported: a checkpoint can be seen by its own tenant only; share its folder instead"
+            "publishing is not supported: only its own tenant can see a checkpoint; share its folder instead"
         )
 
     @router.delete("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}", status_code=204)
     async def delete(request: Request, run_id: str, checkpoint_id: str) -> None:
-        service.delete_checkpoint(request.state.tenant, checkpoint(request, run_id, checkpoint_id).path)
+        service.delete_checkpoint(request.state.tenant, checkpoint(request, run_id, checkpoint_id).key)
 
 
 def _add_session_routes(router: APIRouter, service: TrainingService) -> None:
@@ -132,8 +133,8 @@ def _add_session_routes(router: APIRouter, service: TrainingService) -> None:
     async def session(request: Request, session_id: str) -> dict[str, Any]:
         record = service.store.session(request.state.tenant, session_id)
         if record is None:
-            raise NotFound(f"there is no session {session_id}; list the sessions to see those that there are")
-        live = next((live for live in service.live_sessions if live.id == session_id), None)
+            raise NotFound(f"there is no session {session_id}; list the sessions to see which exist")
+        live = next((live for live in service.sessions.live if live.id == session_id), None)
         return {
             "training_run_ids": [model.id for model in service.store.models(request.state.tenant, session_id)],
             "sampler_ids": [] if live is None else [*live.samplers],
@@ -149,7 +150,7 @@ def _checkpoint_json(record: CheckpointRecord) -> dict[str, Any]:
         "checkpoint_id": f"{record.kind}/{record.name}",
         "checkpoint_type": "training" if record.kind == "weights" else "sampler",
         "time": _time(record.created),
-        "tinker_path": record.path,
+        "tinker_path": format_path(record.key),
         "size_bytes": record.bytes,
         "public": False,
         "expires_at": None if record.expires is None else _time(record.expires),

@@ -1,4 +1,4 @@
-"""What an operation's result looks like on the wire."""
+"""The wire form of results and errors of operations."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 
 from cookbook.core.errors import CookbookError
 from cookbook.core.types import ForwardBackwardOutput, OptimStepResponse, SampleResponse
+from cookbook.serve.adapters.tinker.paths import format_path
 from cookbook.serve.adapters.tinker.wire import encode_forward_backward, encode_sample
-from cookbook.serve.core.errors import NotFound, OperationFailed, ShuttingDown
+from cookbook.serve.core.errors import NotFound, OperationFailed, ServiceError, ShuttingDown
 from cookbook.serve.core.operations import CreateModel, CreateModelFromState, Load, Operation, Save, Snapshot
 
 
@@ -19,20 +20,23 @@ def encode_protobuf(result: ForwardBackwardOutput | SampleResponse) -> bytes:
 
 
 def result_json(operation: Operation, result: Any) -> dict[str, Any]:
-    """The JSON answer. Those of a forward pass and of a sample are for clients without protobuf: the SDK reads none.
+    """The result as JSON. For a forward pass or a sample only clients without protobuf ask for it.
 
     Raises:
-        NotFound: it is not from this API.
+        NotFound: the operation does not belong to this API.
     """
     match operation:
         case CreateModel():
             return {"type": "create_model", "model_id": result}
-        case CreateModelFromState(path):
-            return {"type": "load_weights", "path": path, "model_id": result}
-        case Load(path):
-            return {"type": "load_weights", "path": path}
+        case CreateModelFromState(key):
+            return {"type": "load_weights", "path": format_path(key), "model_id": result}
+        case Load(key):
+            return {"type": "load_weights", "path": format_path(key)}
         case Save(kind=kind):
-            return {"type": "save_weights" if kind == "weights" else "save_weights_for_sampler", "path": result}
+            return {
+                "type": "save_weights" if kind == "weights" else "save_weights_for_sampler",
+                "path": format_path(result),
+            }
         case Snapshot():
             return {"type": "save_weights_for_sampler", "sampling_session_id": result}
     match result:
@@ -48,13 +52,16 @@ def result_json(operation: Operation, result: Any) -> dict[str, Any]:
             }
         case SampleResponse():
             return {"type": "sample", **_sample_json(result)}
-    raise NotFound(f"this is no operation of the tinker API ({type(operation).__name__}); fetch it where it was sent")
+    raise NotFound(
+        f"this is not an operation of the tinker API ({type(operation).__name__}); use the API that it was sent to"
+    )
 
 
 def error_json(error: BaseException) -> dict[str, str]:
-    """A failed operation. Its category says whose fault it was; the SDK raises both at once and retries neither."""
+    """A failed operation. Its category says whose fault it is; the SDK raises both kinds and retries neither."""
+    text = error.text(format_path) if isinstance(error, ServiceError) else str(error)
     user = isinstance(error, CookbookError) and not isinstance(error, OperationFailed | ShuttingDown)
-    return {"error": str(error) or type(error).__name__, "category": "user" if user else "server"}
+    return {"error": text or type(error).__name__, "category": "user" if user else "server"}
 
 
 def _tensor_json(array: np.ndarray) -> Mapping[str, Any]:

@@ -1,9 +1,9 @@
-"""The endpoints that train and sample: they translate, the core does the rest.
+"""The endpoints that train and sample. They translate requests and results; the core does the work.
 
-The status codes are chosen by what the SDK makes of them. When it submits, it retries 408, 409, 429 and 5xx and raises anything else at
-once. A submission that is refused has used up its sequence number, though, so what is wrong with an operation itself is said by its future.
-When it fetches a result, it asks again at once after 408 and 5xx and three times more after 400, and samples anew after 410, so an
-operation that can have no result any more is answered as a failed one.
+The status codes follow how the SDK reacts to them. At a submission it retries 408, 409, 429 and 5xx, and raises for
+any other error. But a refused submission has used up its sequence number, so an invalid operation is accepted and its
+future fails. At a fetch the SDK asks again after 408 and 5xx, three times more after 400, and sends a sample again
+after 410, so the fetch of a result that no longer exists is answered as a failed operation.
 """
 
 from __future__ import annotations
@@ -20,23 +20,27 @@ from pydantic import BaseModel
 
 from cookbook.core.errors import CookbookError
 from cookbook.core.types import ForwardBackwardOutput, SampleResponse
-from cookbook.serve.adapters.tinker import requests, wire
+from cookbook.serve.adapters.tinker import data, requests, wire
+from cookbook.serve.adapters.tinker.paths import format_path
 from cookbook.serve.adapters.tinker.requests import parse
 from cookbook.serve.adapters.tinker.rest import rest_routes
 from cookbook.serve.adapters.tinker.results import encode_protobuf, error_json, result_json
 from cookbook.serve.core.errors import Gone, InvalidRequest, NotFound
 from cookbook.serve.core.operations import CreateModelFromState, Forward, Rejected
+from cookbook.serve.core.registry import session_of
 from cookbook.serve.core.service import TrainingService
 from cookbook.serve.core.tickets import Ticket
 
 HOLD_S = 30.0
-"""How long a request for a result is held; the SDK gives up on a request after 45 s."""
+"""How long a fetch waits for the result; the SDK's own timeout is 45 s."""
 
 OFF_LOOP_BYTES = 64 * 1024
-"""Bodies from this size on are read, and results written, on a thread, so that the other clients are not held up."""
+"""From this size, bodies are read and results are written on a thread, so that other clients do not wait."""
 
 METADATA_FIRST_BYTES = 1024 * 1024
-"""Results from this size on are announced first to clients that ask for that, so that they can ration their memory."""
+"""From this size, a client that asks for it first gets only the size of a result, so that it can limit its memory."""
+
+PREFIX = "/api/v1"
 
 PROTOBUF = "application/x-protobuf"
 
@@ -46,7 +50,7 @@ _T = TypeVar("_T")
 
 def tinker_routes(service: TrainingService) -> APIRouter:
     """The routes of the tinker API on `service`."""
-    router = APIRouter(prefix="/api/v1")
+    router = APIRouter(prefix=PREFIX)
     _add_session_routes(router, service)
     _add_training_routes(router, service)
     _add_sampling_routes(router, service)
@@ -56,7 +60,7 @@ def tinker_routes(service: TrainingService) -> APIRouter:
     @router.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
     async def unknown(request: Request, path: str) -> None:
         raise NotFound(
-            f"{request.method} /api/v1/{path} is not an endpoint of this server; docs/server.md lists those that are"
+            f"{request.method} {PREFIX}/{path} is not an endpoint of this server; docs/server.md lists the endpoints"
         )
 
     return router
@@ -73,24 +77,24 @@ def _add_session_routes(router: APIRouter, service: TrainingService) -> None:
 
     @router.post("/telemetry")
     async def telemetry() -> dict[str, str]:
-        return {"status": "accepted"}  # and dropped
+        return {"status": "accepted"}  # dropped
 
     @router.post("/create_session")
     async def create_session(request: Request) -> dict[str, Any]:
         body = await _body(request, requests.CreateSessionBody)
-        session = service.create_session(_tenant(request), body.display_name or "", body.user_metadata)
+        session = service.sessions.create(_tenant(request), body.display_name or "", body.user_metadata)
         return {"type": "create_session", "session_id": session.id}
 
     @router.post("/session_heartbeat")
     async def session_heartbeat(request: Request) -> dict[str, str]:
         body = await _body(request, requests.SessionBody)
-        service.session(_tenant(request), body.session_id)
+        service.sessions.get(_tenant(request), body.session_id)
         return {"type": "session_heartbeat"}
 
     @router.post("/sessions/{session_id}/finish", status_code=204)
     async def finish(session_id: str, request: Request) -> None:
         body = await _body(request, requests.FinishBody)
-        service.stop_session(_tenant(request), session_id, ": ".join(filter(None, (body.reason.type, body.detail))))
+        service.sessions.stop(_tenant(request), session_id, ": ".join(filter(None, (body.reason.type, body.detail))))
 
 
 def _add_training_routes(router: APIRouter, service: TrainingService) -> None:
@@ -150,8 +154,8 @@ def _add_training_routes(router: APIRouter, service: TrainingService) -> None:
     @router.post("/save_weights_for_sampler")
     async def save_weights_for_sampler(request: Request) -> dict[str, Any]:
         body = await _body(request, requests.SaveBody)
-        sequence, session_id = body.sampling_session_seq_id, body.model_id.partition(":")[0]
-        sampler_id = None if sequence is None else service.sampler_id(session_id, sequence)
+        sequence = body.sampling_session_seq_id
+        sampler_id = None if sequence is None else service.sampler_id(session_of(body.model_id), sequence)
         return await submit(request, body.model_id, body.seq_id, lambda: body.sampler(sampler_id))
 
     @router.post("/load_weights")
@@ -169,10 +173,10 @@ def _add_training_routes(router: APIRouter, service: TrainingService) -> None:
 def _create_from_state(service: TrainingService, tenant: str, body: requests.LoadWeightsBody) -> dict[str, Any]:
     operation = body.operation()
     assert isinstance(operation, CreateModelFromState) and body.session_id is not None
-    saved = service.checkpoint(tenant, operation.path)
+    saved = service.checkpoint(tenant, operation.checkpoint)
     if body.base_model not in (None, saved.base_model):
         raise InvalidRequest(
-            f"base_model {body.base_model!r}: {saved.path} is of {saved.base_model!r}; leave base_model out"
+            f"base_model {body.base_model!r}: {body.path} is a checkpoint of {saved.base_model!r}; remove base_model"
         )
     request_id = service.create_model(tenant, body.session_id, body.model_seq_id or 0, operation, body.user_metadata)
     return {"request_id": request_id}
@@ -182,19 +186,18 @@ def _add_sampling_routes(router: APIRouter, service: TrainingService) -> None:
     @router.post("/create_sampling_session")
     async def create_sampling_session(request: Request) -> dict[str, Any]:
         body = await _body(request, requests.CreateSamplerBody)
-        sampler = service.create_sampler(
-            _tenant(request), body.session_id, body.sampling_session_seq_id, body.base_model, body.model_path
-        )
+        sampler = service.create_sampler(_tenant(request), body.session_id, body.sampling_session_seq_id, body.source())
         return {"type": "create_sampling_session", "sampling_session_id": sampler.id}
 
     @router.get("/samplers/{sampler_id}")
     async def get_sampler(sampler_id: str, request: Request) -> dict[str, Any]:
         sampler = service.sampler(_tenant(request), sampler_id)
-        return {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path}
+        path = None if sampler.checkpoint is None else format_path(sampler.checkpoint)
+        return {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": path}
 
     @router.post("/asample")
     async def asample(request: Request) -> dict[str, Any]:
-        body = await _body(request, requests.SampleBody)
+        body = await _body(request, data.SampleBody)
         operation = _or_rejected(body.operation)
         request_id = service.sample(_tenant(request), body.sampling_session_id, body.seq_id, operation)
         count = 1 if isinstance(operation, Rejected) else body.num_samples
@@ -206,7 +209,7 @@ def _add_future_routes(router: APIRouter, service: TrainingService) -> None:
     async def retrieve_future(request: Request) -> Response:
         body = await _body(request, requests.RetrieveBody)
         try:
-            ticket = service.ticket(_tenant(request), body.request_id)
+            ticket = service.sessions.ticket(_tenant(request), body.request_id)
         except Gone as error:
             return JSONResponse(error_json(error))
         if not await ticket.wait(HOLD_S):
@@ -217,7 +220,7 @@ def _add_future_routes(router: APIRouter, service: TrainingService) -> None:
     @router.post("/cancel_future", status_code=204)
     async def cancel_future(request: Request) -> None:
         body = await _body(request, requests.RetrieveBody)
-        service.cancel(_tenant(request), body.request_id)
+        service.sessions.cancel(_tenant(request), body.request_id)
 
 
 async def _result(ticket: Ticket, accepts_protobuf: bool, allow_metadata_only: bool) -> Response:
@@ -239,13 +242,11 @@ async def _result(ticket: Ticket, accepts_protobuf: bool, allow_metadata_only: b
 
 
 def _size(result: ForwardBackwardOutput | SampleResponse) -> int:
-    """Bytes of the numbers of a result, roughly what it takes on the wire."""
+    """The bytes of a result's numbers, which is about its size on the wire."""
     if isinstance(result, ForwardBackwardOutput):
         return sum(array.nbytes for datum in result.loss_fn_outputs for array in datum.values())
-    likeliest = sum(len(pairs or ()) for pairs in result.topk_prompt_logprobs or ())
-    return 8 * (
-        sum(len(sequence.tokens) for sequence in result.sequences) + len(result.prompt_logprobs or ()) + likeliest
-    )
+    topk = sum(len(pairs or ()) for pairs in result.topk_prompt_logprobs or ())
+    return 8 * (sum(len(sequence.tokens) for sequence in result.sequences) + len(result.prompt_logprobs or ()) + topk)
 
 
 def _forward_from_protobuf(raw: bytes) -> tuple[str, int | None, Forward | Rejected]:
@@ -254,7 +255,7 @@ def _forward_from_protobuf(raw: bytes) -> tuple[str, int | None, Forward | Rejec
 
 
 def _forward_from_json(raw: bytes) -> tuple[str, int | None, Forward | Rejected]:
-    body = parse(requests.ForwardBackwardBody, raw)
+    body = parse(data.ForwardBackwardBody, raw)
     return body.model_id, body.seq_id, _or_rejected(body.operation)
 
 

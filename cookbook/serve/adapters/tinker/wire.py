@@ -1,7 +1,7 @@
-"""The protobuf messages of the tinker SDK, over a descriptor of our own.
+"""The protobuf messages of the tinker SDK, from a descriptor of this project's own.
 
-Only numbers and types travel, so a schema with other names and without the parts that this server does not read is the same wire.
-Fields that the schema lacks (provenance spans) are skipped when read.
+The wire has only field numbers and types, so a schema with other names, and without the fields that this server does
+not read, is compatible. Fields that the schema does not have (provenance spans) are ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _SCALARS = {
     "int64": _FieldTypes.TYPE_INT64,
 }
 
-# Each field: number, name, type; `*` repeats it. Enums are int32 and maps are repeated entries of key and value: the same on the wire.
+# Each field is number, name and type; `*` means repeated. Enums are int32 here, and maps are repeated entries of key
+# and value: both are the same on the wire.
 _SCHEMA = {
     "ForwardBackwardRequest": (
         "1 model_id string, 2 seq_id int32, 3 data Datum*, 4 loss_fn string, 5 loss_fn_config NumberEntry*, "
@@ -63,14 +64,14 @@ _NUMPY = {FLOAT32: np.dtype("<f4"), INT64: np.dtype("<i8"), INT32: np.dtype("<i4
 _STOP, _LENGTH = 0, 1
 
 NO_LOGPROB = -99999.0
-"""Together with token 0, an empty place in a matrix of likeliest tokens."""
+"""The logprob that, with token 0, fills an empty place in a matrix of top-k tokens."""
 
 MAX_SPARSE_ENTRIES = 2**26
-"""Of one request: a few bytes can ask for any amount of memory."""
+"""The limit for one request, since a few bytes can describe a tensor of any size."""
 
 
 def _message_classes() -> dict[str, Any]:
-    # proto2: every field knows whether it was there, which proto3 says of few. What is written is the same.
+    # proto2, because there every field has presence. The bytes are the same as with proto3.
     file = descriptor_pb2.FileDescriptorProto(
         name="cookbook/tinker_wire.proto", package="cookbook_wire", syntax="proto2"
     )
@@ -102,17 +103,17 @@ def parse_forward_backward(body: bytes) -> Any:
         message.ParseFromString(body)
     except (DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(
-            f"the body is no ForwardBackwardRequest protobuf ({error}); send what the tinker SDK sends"
+            f"the body is not a ForwardBackwardRequest protobuf ({error}); send what the tinker SDK sends"
         ) from error
     if not message.model_id or not isinstance(message.model_id, str) or message.seq_id < 1:
         raise InvalidRequest(
-            "the ForwardBackwardRequest has no model_id, or no seq_id; seq_id counts a model's operations from 1"
+            "the ForwardBackwardRequest has no model_id or no seq_id; seq_id counts the operations of a model from 1"
         )
     return message
 
 
 def forward_operation(message: Any) -> Forward:
-    """What a request asks for. Raises DataError."""
+    """The operation of a request. Raises DataError."""
     return Forward(_data(message), _text(message.loss_fn), _loss_config(message), backward=not message.forward_only)
 
 
@@ -122,15 +123,16 @@ def _loss_config(message: Any) -> dict[str, float]:
     for entry in message.loss_fn_config_v2:
         if entry.value.HasField("text"):
             raise DataError(
-                f"loss_fn_config[{entry.key!r}] is the text {entry.value.text[:80]!r}; the losses of this server take numbers only"
+                f"loss_fn_config[{entry.key!r}] is the text {entry.value.text[:80]!r}; "
+                "the losses of this server take numbers only"
             )
     return {_text(entry.key): entry.value.number for entry in message.loss_fn_config_v2}
 
 
 def _text(value: str | bytes) -> str:
-    """A string of a message, which is bytes where it is no UTF-8: proto2 leaves that to the reader. Raises DataError."""
+    """A string of a message; proto2 gives bytes if it is not valid UTF-8. Raises DataError."""
     if isinstance(value, bytes):
-        raise DataError(f"the message holds the text {value[:80]!r}, which is no UTF-8; send what the tinker SDK sends")
+        raise DataError(f"the message has the text {value[:80]!r}, which is not UTF-8; send what the tinker SDK sends")
     return value
 
 
@@ -152,15 +154,15 @@ def _data(message: Any) -> tuple[Datum, ...]:
 
 
 def check_sparse_entries(shapes: Iterable[Sequence[int]]) -> None:
-    """Of all sparse tensors of a request, before any is made dense. Raises DataError."""
+    """Check the total size of a request's sparse tensors before any is made dense. Raises DataError."""
     if sum(max(0, math.prod(shape)) for shape in shapes) > MAX_SPARSE_ENTRIES:
         raise DataError(
-            f"the sparse tensors would hold more than {MAX_SPARSE_ENTRIES} entries once dense; send fewer datums at once"
+            f"the sparse tensors have more than {MAX_SPARSE_ENTRIES} entries once dense; send fewer datums at once"
         )
 
 
 def with_mask(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """`mask`, which the tinker cookbook's datums carry, becomes a factor of `weights`; where those are absent they are 1."""
+    """The inputs with `mask`, which the datums of tinker-cookbook have, multiplied into `weights` (1 if absent)."""
     result = dict(inputs)
     mask = result.pop("mask", None)
     if mask is None:
@@ -172,13 +174,13 @@ def with_mask(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     weights = result.get("weights")
     if weights is not None and weights.shape != mask.shape:
         raise DataError(
-            f"loss_fn_inputs['mask'] has shape {mask.shape}, but weights has {weights.shape}; the two must agree"
+            f"loss_fn_inputs['mask'] has shape {mask.shape}, but weights has {weights.shape}; they must be equal"
         )
     return {**result, "weights": mask if weights is None else mask * weights}
 
 
 def dense_from_csr(key: str, shape: Sequence[int], values: np.ndarray, crow: np.ndarray, col: np.ndarray) -> np.ndarray:
-    """The `[rows, columns]` array of a compressed-sparse-row tensor; what it does not list is 0. Raises DataError."""
+    """The `[rows, columns]` array of a compressed-sparse-row tensor; entries not listed are 0. Raises DataError."""
     if len(shape) != 2 or min(shape) < 0:
         raise DataError(
             f"loss_fn_inputs[{key!r}] is sparse with shape {list(shape)}; a sparse tensor needs two dimensions"
@@ -190,7 +192,8 @@ def dense_from_csr(key: str, shape: Sequence[int], values: np.ndarray, crow: np.
     )
     if not consistent or (len(col) and not 0 <= col.min() <= col.max() < columns):
         raise DataError(
-            f"loss_fn_inputs[{key!r}] is sparse with indices that do not fit its shape {list(shape)} and {len(values)} values"
+            f"loss_fn_inputs[{key!r}] is sparse with indices that do not fit its shape {list(shape)} "
+            f"and {len(values)} values"
         )
     dense = np.zeros((rows, columns), values.dtype)
     dense[np.repeat(np.arange(rows), counts), col] = values
@@ -202,7 +205,7 @@ def _tokens(chunks: Iterable[Any]) -> ModelInput:
     for chunk in chunks:
         if not chunk.HasField("encoded_text"):
             raise DataError(
-                "model_input holds a chunk that is no text; this server takes tokens only, no images or audio"
+                "model_input has a chunk that is not text; this server takes tokens only, no images or audio"
             )
         tokens += _numbers("model_input", chunk.encoded_text.tokens, INT32).tolist()
     return ModelInput(tuple(tokens))
@@ -228,10 +231,11 @@ def shaped(key: str, values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 def _numbers(key: str, data: bytes, dtype: int) -> np.ndarray:
     if dtype not in _NUMPY:
         raise DataError(
-            f"{key!r} has the unknown dtype {dtype}; this server reads float32 (1), int64 (2), int32 (3) and bfloat16 (4)"
+            f"{key!r} has the unknown dtype {dtype}; "
+            "this server reads float32 (1), int64 (2), int32 (3) and bfloat16 (4)"
         )
     if len(data) % _NUMPY[dtype].itemsize:
-        raise DataError(f"{key!r} has {len(data)} bytes, which is no whole number of values")
+        raise DataError(f"{key!r} has {len(data)} bytes, which is not a whole number of values")
     array = np.frombuffer(data, _NUMPY[dtype])
     return (array.astype("<u4") << 16).view("<f4") if dtype == BFLOAT16 else array
 
@@ -258,7 +262,7 @@ def encode_forward_backward(output: ForwardBackwardOutput) -> bytes:
 
 
 def encode_sample(response: SampleResponse) -> bytes:
-    """SampleResponse. A logprob that there is none of, as that of the first token, is NaN."""
+    """SampleResponse. A missing logprob, such as that of the first token, is NaN."""
     message = MESSAGES["SampleResponse"]()
     for sequence in response.sequences:
         message.sequences.add(

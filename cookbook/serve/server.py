@@ -1,4 +1,4 @@
-"""The process: the core over the local backend, behind uvicorn, from start to graceful end."""
+"""The server process: the core over the local backend, with all adapters, behind uvicorn."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cookbook.backends.base_models import check_base_model
 from cookbook.backends.local import LocalService
 from cookbook.backends.local.clients import SAMPLER_FOLDER
 from cookbook.core.errors import ConfigError
-from cookbook.serve.adapters.openai import openai_routes
-from cookbook.serve.adapters.tinker import tinker_routes
+from cookbook.serve.adapters.openai import OPENAI
+from cookbook.serve.adapters.tinker import TINKER
 from cookbook.serve.core.limits import Limits
 from cookbook.serve.core.service import TrainingService
 from cookbook.serve.core.store import Store
@@ -29,19 +29,20 @@ from cookbook.serve.core.tenants import Tenants
 from cookbook.serve.http.app import create_app
 from cookbook.serve.http.metrics import Metrics
 
-FAREWELL_S = 2.0
-"""How long clients can still fetch the end of their operations once all have ended."""
+ADAPTERS = (TINKER, OPENAI)
 
+FINAL_FETCH_S = 2.0
+"""How long clients can still fetch results after all operations have ended."""
 
 CHECKPOINTS = "checkpoints"
 
 BACKLOG = 2048
-"""Connections that wait to be accepted."""
+"""How many connections can wait to be accepted."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line says."""
+    """The settings of a server, as on the command line."""
 
     host: str
     port: int
@@ -58,7 +59,7 @@ class Settings:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but at the end the core is closed first, so that long polls are answered instead of waited for."""
+    """uvicorn, except that shutdown closes the core first, so that long polls are answered at once."""
 
     def __init__(
         self, config: uvicorn.Config, service: TrainingService, listener: socket.socket, lock: IO[bytes]
@@ -70,12 +71,14 @@ class Server(uvicorn.Server):
 
     @classmethod
     def open(cls, settings: Settings) -> Server:
-        """Bind the port, open the database, and check the base models; nothing is loaded before it is asked for.
+        """Bind the port, open the database, and check the base models. Models are loaded at their first use.
 
         Raises:
-            ConfigError: the port is taken, a key file is broken, a base model does not exist, another server has the state directory.
+            ConfigError: the port or the state directory is in use, the key file is not valid, or a base model does not
+                exist.
         """
-        tenants = Tenants.from_file(settings.api_keys) if settings.api_keys else Tenants()
+        key_rules = [adapter.key_problem for adapter in ADAPTERS]
+        tenants = Tenants.from_file(settings.api_keys, key_rules) if settings.api_keys else Tenants()
         for name in settings.base_models.values():
             check_base_model(name)
         state_dir = settings.state_dir.absolute()
@@ -88,7 +91,7 @@ class Server(uvicorn.Server):
         metrics = Metrics()
         service = TrainingService(backend, store, settings.base_models, limits, metrics.observe)
         metrics.watch(service)
-        app = create_app(service, tenants, metrics, [tinker_routes, openai_routes], settings.max_body_bytes)
+        app = create_app(service, tenants, metrics, ADAPTERS, settings.max_body_bytes)
         config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5, lifespan="off")
         return cls(config, service, listener, lock)
 
@@ -98,31 +101,35 @@ class Server(uvicorn.Server):
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def run_until_stopped(self) -> None:
-        """Serve until told to end; then finish the running operation, fail the others, and let clients hear of it."""
+        """Serve until SIGINT or SIGTERM; then finish the running operation and fail the others."""
         models = ", ".join(self._service.base_models)
         print(f"serving {models} at {self.url} (tinker: {self.url}; openai: {self.url}/v1)", flush=True)
-        if self._service.lost_sessions:
-            print(
-                f"{self._service.lost_sessions} sessions of an earlier process are lost; their checkpoints are kept",
-                flush=True,
-            )
+        lost = self._service.sessions.lost
+        if lost:
+            print(f"{lost} sessions of an earlier process are lost; their checkpoints are kept", flush=True)
         await self.serve(sockets=[self._listener])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await asyncio.to_thread(self._service.close)
-        await asyncio.sleep(FAREWELL_S)
+        await asyncio.sleep(FINAL_FETCH_S)
         await super().shutdown(sockets)
         self._service.store.close()
         self._lock.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the end; a second SIGINT hurries it. uvicorn's own would raise the signal again at the end and spoil the exit status."""
+        """Begin to shut down; a second SIGINT does so at once.
+
+        uvicorn's own handler would raise the signal again at the end, and the exit status would not be 0.
+        """
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
 
 def _lock(state_dir: Path) -> IO[bytes]:
-    """The state directory, for this server alone as long as the file is open: a second one would take the first one's sessions for lost."""
+    """Lock the state directory until the file is closed.
+
+    A second server would mark the sessions of the first one as lost.
+    """
     state_dir.mkdir(parents=True, exist_ok=True)
     lock = (state_dir / "lock").open("wb")
     try:
@@ -130,13 +137,13 @@ def _lock(state_dir: Path) -> IO[bytes]:
     except BlockingIOError as error:
         lock.close()
         raise ConfigError(
-            f"--state-dir {state_dir}: another server uses it; stop that one, or choose another directory"
+            f"--state-dir {state_dir}: another server uses it; stop that one, or use another directory"
         ) from error
     return lock
 
 
 def remove_leftovers(store: Store, folder: Path) -> None:
-    """Remove saves that a killed process had not recorded yet: no path leads to them. For the start, when nobody saves."""
+    """Remove saves that a killed process had not recorded yet. Call it only before the server starts."""
     recorded = store.checkpoint_folder_names()
     for place in (folder, folder / SAMPLER_FOLDER):
         for found in [*place.iterdir()] if place.is_dir() else []:
@@ -150,9 +157,9 @@ def _bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(BACKLOG)  # from here on clients may connect: they are told of the URL before uvicorn is ready
+        listener.listen(BACKLOG)  # Clients know the URL before uvicorn is ready, so they must be able to connect now.
     except (OSError, OverflowError) as error:
         listener.close()
-        reason = "is in use" if getattr(error, "errno", None) == errno.EADDRINUSE else f"cannot be had ({error})"
-        raise ConfigError(f"--port {port} on {host}: {reason}; choose another, or 0 for a free one") from error
+        reason = "is in use" if getattr(error, "errno", None) == errno.EADDRINUSE else f"is not available ({error})"
+        raise ConfigError(f"--port {port} on {host}: {reason}; use another, or 0 for a free one") from error
     return listener
