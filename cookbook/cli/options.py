@@ -24,11 +24,11 @@ def groups() -> dict[str, list[str]]:
 def options(group: str) -> list[str]:
     """The options of a group, sorted; those in folders of the group are named "folder/option".
 
-    Files and folders whose name begins with "_" hold what several options share, and are not options.
+    Files in folders whose names begin with an underscore are parts of options.
     """
     roots = [folder / group for folder in folders.every()]
-    names = {file.relative_to(root).with_suffix("") for root in roots for file in root.rglob("*.yaml")}
-    return sorted(str(name) for name in names if not any(part.startswith("_") for part in name.parts))
+    files = [file.relative_to(root).with_suffix("") for root in roots for file in root.rglob("*.yaml")]
+    return sorted({file.as_posix() for file in files if not any(part.startswith("_") for part in file.parts)})
 
 
 def option_file(group: str, option: str) -> Path:

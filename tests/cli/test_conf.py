@@ -1,4 +1,4 @@
-"""Every file in conf/: it composes, builds, runs two steps, and explains each of its fields."""
+"""Every file in conf/: it composes, builds, runs two steps, and says in its first line what it is."""
 
 import importlib.util
 import json
@@ -10,17 +10,13 @@ import pytest
 import yaml
 
 from cookbook.backends.fake import FAKE_CAPABILITIES
-from cookbook.cli.compose import CONF, groups, options, scales, summary_line
+from cookbook.cli.folders import CONF
+from cookbook.cli.options import groups, option_file, options, size_name, sizes, summary_line
 from tests.code_files import CODE_DATASETS, code_dataset_overrides
 from tests.conftest import SMALL, CommandLine
 from tests.sandbox.fusion_stand_in import StandIn
 
-OPTIONS = [
-    (group, option)
-    for group, names in groups().items()
-    for option in names
-    if group not in ("recipe", "scale", "sweep")
-]
+OPTIONS = [(group, option) for group, names in groups().items() for option in names if group not in ("recipe", "sweep")]
 FILES = sorted(CONF.rglob("*.yaml"))
 RENDERER = "model.renderer=default"
 """The fake backend's tokenizer does not have the special tokens that real models' formats are made of."""
@@ -48,13 +44,14 @@ RECIPES = {
     "cookbook.loops.sft": "chat_sft",
     "cookbook.loops.preference": "preference_dpo",
     "cookbook.cli.pipeline": "gsm8k_pipeline",
-    "cookbook.loops.ppo": "gsm8k_ppo",
+    "cookbook.loops.algorithms.ppo": "gsm8k_ppo",
+    "cookbook.rl.gae": "gsm8k_ppo",
 }
 """The recipe that tries an option, by the beginning of its `_target_` (the longest counts)."""
 
 
 def read(group: str, option: str) -> dict:
-    return yaml.safe_load((CONF / group / f"{option}.yaml").read_text()) or {}
+    return yaml.safe_load(option_file(group, option).read_text()) or {}
 
 
 def recipe_for(group: str, option: str) -> str:
@@ -63,8 +60,8 @@ def recipe_for(group: str, option: str) -> str:
 
 
 def small(recipe: str) -> list[str]:
-    """Overrides that make the recipe end within seconds after two steps, or two of each stage: SMALL, or its like for another loop."""
-    composed = read("recipe", recipe)
+    """Overrides that make a recipe, of any size, end within seconds after two steps, or two of each stage."""
+    composed = read("recipe", recipe.split("/")[0])
     loop = next(choice["override /loop"] for choice in composed["defaults"] if "override /loop" in choice)
     settings = read("loop", loop)
     overrides = [RENDERER, "backend=fake"]
@@ -79,6 +76,20 @@ def small(recipe: str) -> list[str]:
     return overrides + (
         list(SMALL[1:]) if "groups_per_batch" in settings else ["loop.steps=2", "loop.batch_size=2", "eval.examples=2"]
     )
+
+
+def local_data(recipe: str, data_folder: Path, folder: Path) -> list[str]:
+    """Overrides with which a recipe of a larger size reads a folder instead of the hub."""
+    if "/" not in recipe:
+        return []
+    if recipe.startswith("code_grpo"):
+        return code_dataset_overrides("deepcoder", folder)
+    if recipe.startswith("gsm8k_pipeline"):
+        return [
+            f"+loop.stages.sft.settings.dataset.path={data_folder}",
+            f"+loop.stages.grpo.settings.dataset.path={data_folder}",
+        ]
+    return [f"dataset.path={data_folder}"]
 
 
 def skip_without_critic(*choices: tuple[str, str]) -> None:
@@ -101,14 +112,7 @@ def test_option_runs_two_steps(group: str, option: str, cli: CommandLine, tmp_pa
     skip_without_critic((group, option))
     recipe = recipe_for(group, option)
     overrides = [override for override in small(recipe) if not override.startswith(f"{group}=")]
-    keys = (
-        ["path"]
-        if "path" in read(group, option)
-        else ["problems.path"]
-        if "path" in read(group, option).get("problems", {})
-        else []
-    )
-    path = [f"{group}.{key}={data_folder}" for key in keys if group == "dataset"]
+    path = [f"dataset.path={data_folder}"] if group == "dataset" and "path" in read(group, option) else []
     if group == "dataset" and option in CODE_DATASETS:
         path = code_dataset_overrides(option, tmp_path / "code")
     with ExitStack() as servers:
@@ -119,22 +123,27 @@ def test_option_runs_two_steps(group: str, option: str, cli: CommandLine, tmp_pa
     completed(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("recipe", "scale"), [(recipe, scale) for recipe in options("recipe") for scale in scales(recipe)]
-)
-def test_recipe_at_each_scale_runs_two_steps(
-    recipe: str, scale: str, cli: CommandLine, tmp_path: Path, data_folder: Path
-):
-    skip_without_critic(("recipe", recipe))
-    path = [] if scale == "laptop" else [f"dataset.path={data_folder}"]
-    if path and recipe == "code_grpo":
-        path = code_dataset_overrides("deepcoder", tmp_path / "code")
-    ran = cli(f"recipe={recipe}", f"scale={scale}", *small(recipe), *path, f"run_dir={tmp_path / 'run'}")
+@pytest.mark.parametrize("recipe", options("recipe"))
+def test_recipe_at_each_size_runs_two_steps(recipe: str, cli: CommandLine, tmp_path: Path, data_folder: Path):
+    skip_without_critic(("recipe", recipe.split("/")[0]))
+    data = local_data(recipe, data_folder, tmp_path / "code")
+    ran = cli(f"recipe={recipe}", *small(recipe), *data, f"run_dir={tmp_path / 'run'}")
     assert ran.status == 0, ran.err
-    assert completed(tmp_path / "run")["scale"] == scale
+    assert completed(tmp_path / "run")["recipe"] == recipe
     first_line = ran.out.splitlines()[0]
-    assert f"{recipe} at scale={scale}" in first_line
-    assert all(other in first_line for other in scales(recipe))
+    assert first_line.startswith(f"recipe {recipe} at {size_name(recipe)} size")
+    assert all(other in first_line for other in sizes(recipe))
+
+
+@pytest.mark.parametrize("recipe", options("recipe"))
+def test_a_size_keeps_the_loop_and_reward_of_its_recipe(recipe: str, cli: CommandLine):
+    composed, base = (
+        yaml.safe_load(cli("--cfg", "job", f"recipe={name}").out) for name in (recipe, recipe.split("/")[0])
+    )
+    for key in ("loop._target_", "reward", "loss", "advantage"):
+        first, _, rest = key.partition(".")
+        values = [config[first][rest] if rest else config[first] for config in (composed, base)]
+        assert values[0] == values[1], key
 
 
 @pytest.mark.parametrize("sweep", options("sweep"))
@@ -148,26 +157,27 @@ def test_sweep_preset_runs_every_job(sweep: str, cli: CommandLine, tmp_path: Pat
     assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == jobs
 
 
-def test_scale_values_replace_those_of_the_recipe_and_yield_to_the_command_line(cli: CommandLine, tmp_path: Path):
-    ran = cli("--cfg", "job", "recipe=gsm8k_grpo", "scale=paper", "loop.steps=3", "model=smollm2")
+def test_a_size_replaces_values_of_its_recipe_and_yields_to_the_command_line(cli: CommandLine):
+    ran = cli("--cfg", "job", "recipe=gsm8k_grpo/paper", "loop.steps=3", "model=smollm2")
     assert ran.status == 0, ran.err
     composed = yaml.safe_load(ran.out)
-    assert (composed["loop"]["top_p"], composed["loop"]["temperature"], composed["loop"]["max_tokens"]) == (
-        0.9,
-        0.7,
-        512,
-    )
+    loop = composed["loop"]
+    assert (loop["top_p"], loop["temperature"], loop["max_tokens"]) == (0.9, 0.7, 512)
     assert (composed["lora"]["rank"], composed["lora"]["alpha"]) == (32, 64.0)
-    assert (composed["loop"]["steps"], composed["model"]["name"], composed["scale"]) == (3, "smollm2", "paper")
+    assert (loop["steps"], composed["model"]["name"]) == (3, "smollm2")
 
 
 @pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(CONF)) for file in FILES])
-def test_a_comment_stands_above_every_field(file: Path):
-    previous = ""
-    for number, line in enumerate(file.read_text().splitlines(), start=1):
-        is_field = re.match(r"\s*(- )?(override )?[\w./@-]+:(\s|$)", line) is not None
-        assert not is_field or previous.lstrip().startswith("#"), f"{file}:{number}: no comment above {line.strip()!r}"
-        previous = line
+def test_a_file_says_what_it_is(file: Path):
+    first = next(line for line in file.read_text().splitlines() if not line.startswith("# @package"))
+    assert re.fullmatch(r"# \S.{10,}[.:,].*", first), f"{file}: begins with {first!r}"
+
+
+def test_the_root_composes_itself_before_the_groups_and_the_recipe_last():
+    defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
+    names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in defaults]
+    assert names[:2] == ["run_schema", "_self_"]
+    assert [name for name in names if not name.startswith("override ")][-1] == "recipe"
 
 
 @pytest.mark.parametrize("group", ["recipe", "sweep"])

@@ -1,4 +1,4 @@
-"""Where a run writes and whether it goes on: run_dir and resume."""
+"""The folder of a run, and whether it starts or continues there: run_dir and resume."""
 
 import json
 import os
@@ -9,7 +9,9 @@ import pytest
 
 from cookbook.cli.run_dir import choose, claim, is_finished
 from cookbook.core.errors import CheckpointError, ConfigError
-from cookbook.loops.config import GRPOConfig, ModelConfig, RunConfig, SFTConfig
+from cookbook.loops.algorithms.grpo import GRPOConfig
+from cookbook.loops.config import ModelConfig, RunConfig
+from cookbook.loops.sft import SFTConfig
 from cookbook.tracking.checkpoints import Checkpoint, CheckpointLog
 
 
@@ -70,7 +72,7 @@ def test_auto_without_a_folder_takes_the_newest_unfinished_run(tmp_path: Path):
 def test_a_path_must_be_a_run_and_agree_with_run_dir(tmp_path: Path):
     run = start_run(tmp_path / "first")
     assert choose(tmp_path / "fresh", given=False, resume=str(run)) == run
-    with pytest.raises(CheckpointError, match=r"is no run \(did you mean first\?\)"):
+    with pytest.raises(CheckpointError, match=r"is not a run \(did you mean first\?\)"):
         choose(tmp_path / "fresh", given=False, resume=str(tmp_path / "frist"))
     with pytest.raises(ConfigError, match="are two folders"):
         choose(tmp_path / "fresh", given=True, resume=str(run))

@@ -1,4 +1,4 @@
-"""The command line: what one sees of a mistake, and where a run, a resumed one and a sweep leave their files."""
+"""A run from the command line: what the user sees of an error, where files go, and how a run is resumed."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cookbook.loops.common import CommonParts
+from cookbook.loops.common import CommonComponents
 from cookbook.tracking import NoLogger
 from cookbook.tracking.checkpoints import CheckpointLog
 from tests.conftest import SMALL, CommandLine
@@ -27,44 +27,6 @@ def metrics_of(run_dir: Path) -> list[dict]:
 
 def summary_of(run_dir: Path) -> dict:
     return json.loads((run_dir / "summary.json").read_text())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["recipe=gsm8k_grp0"], ["recipe=gsm8k_grp0", "did you mean gsm8k_grpo?"]),
-        ([], ["recipe is missing", "gsm8k_grpo"]),
-        ([*RECIPE, "optim.learning_rat=1"], ["optim.learning_rat", "did you mean optim.learning_rate?"]),
-        ([*RECIPE, "learning_rate=1"], ["learning_rate", "did you mean optim.learning_rate?"]),
-        ([*RECIPE, "modle=tiny"], ["modle", "did you mean model?"]),
-        ([*RECIPE, "model=tinny"], ["model=tinny", "did you mean tiny?", "smollm2"]),
-        ([*RECIPE, "+optim.momentum=1"], ["optim.momentum", "learning_rate"]),
-        ([*RECIPE, "+dataset.train_sise=1"], ["dataset.train_sise", "did you mean train_size?"]),
-        ([*RECIPE, "dataset.path=/nowhere"], ["dataset.path", "path is one of ", "dataset=gsm8k"]),
-        ([*RECIPE, "dataset=gsm8k", "dataset.path=/nowhere"], ["dataset.path", "/nowhere", "does not exist"]),
-        ([*RECIPE, "loop.steps=abc"], ["loop.steps=abc", "Integer"]),
-        ([*RECIPE, "dataset.seed=abc"], ["dataset.seed=abc", "int"]),
-        ([*RECIPE, "loop.group_size=0"], ["loop.group_size=0", "at least 1"]),
-        ([*RECIPE, "loop.steps=${nope}"], ["loop.steps", "nope"]),
-        ([*RECIPE, "loop.steps=[1"], ["loop.steps=[1", "key=value"]),
-        (["recipe", "gsm8k_grpo"], ["recipe", "key=value"]),
-        ([*RECIPE, "seed=0,1"], ["seed=0,1", "-m"]),
-        ([*RECIPE, "reward=null"], ["reward=null", "gsm8k"]),
-        ([*RECIPE, "sweep=learning_rate"], ["+sweep=NAME"]),
-        ([*RECIPE, "scale=paprr"], ["scale=paprr", "did you mean paper?", "laptop, gpu, paper"]),
-        ([*RECIPE, "-m", "scale=gpu,paper"], ["scale=gpu,paper", "once for each"]),
-        ([*RECIPE, "reward._target_=rewards.mth.GSM8K"], ["reward._target_", "did you mean rewards.math?"]),
-        ([*RECIPE, "--mulitrun"], ["--mulitrun", "did you mean --multirun?"]),
-        ([*RECIPE, "resume=atuo"], ["resume=atuo", "did you mean auto?"]),
-    ],
-    ids=lambda value: (
-        " ".join(argument for argument in value if argument not in RECIPE) if isinstance(value, list) else None
-    ),
-)
-def test_a_mistake_is_one_line(arguments: list[str], expected: list[str], cli: CommandLine):
-    line = cli(*arguments).line()
-    assert line.startswith("error: ")
-    assert all(part in line for part in expected), line
 
 
 def test_a_mistake_leaves_no_run_behind(cli: CommandLine, tmp_path: Path):
@@ -117,40 +79,25 @@ class StoppedService:
 def loop_that_raises(error: BaseException):
     """Stands in for `build`: a run whose loop does nothing but fail."""
 
-    def loop(config, parts):
+    def loop(config, components):
         raise error
 
-    return lambda config: (loop, CommonParts(StoppedService(), NoLogger()))
+    return lambda config: (loop, CommonComponents(StoppedService(), NoLogger()))
 
 
 def test_an_unexpected_error_is_one_line_too(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("cookbook.run.build", loop_that_raises(ZeroDivisionError("of two\nlines")))
+    monkeypatch.setattr("cookbook.cli.job.build", loop_that_raises(ZeroDivisionError("of two\nlines")))
     assert (
         cli(*RECIPE).line()
         == "error: unexpected ZeroDivisionError: of two lines (rerun with debug=true for the traceback)"
     )
 
 
-def test_ctrl_c_says_how_to_go_on(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("cookbook.run.build", loop_that_raises(KeyboardInterrupt()))
+def test_ctrl_c_says_how_to_continue(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("cookbook.cli.job.build", loop_that_raises(KeyboardInterrupt()))
     ran = cli(*RECIPE, "run_dir=run")
     assert ran.status == 130
-    assert ran.line() == f"interrupted; to go on, repeat the command with run_dir={tmp_path / 'run'} resume=auto"
-
-
-def test_help_needs_no_recipe_and_lists_groups_and_options(cli: CommandLine):
-    ran = cli("--help")
-    assert ran.status == 0
-    for part in (
-        "recipe=NAME",
-        "gsm8k_grpo",
-        "scale=laptop|gpu|paper",
-        "smollm2",
-        "word_problems",
-        "optim.learning_rate",
-        "resume=never|auto",
-    ):
-        assert part in ran.out, part
+    assert ran.line() == f"interrupted; to continue, repeat the command with run_dir={tmp_path / 'run'} resume=auto"
 
 
 def test_a_run_leaves_its_configuration_and_nothing_of_hydra(cli: CommandLine, tmp_path: Path):
@@ -164,7 +111,9 @@ def test_a_run_leaves_its_configuration_and_nothing_of_hydra(cli: CommandLine, t
     assert (
         (run_dir / "console.log")
         .read_text()
-        .startswith("gsm8k_grpo at scale=laptop (others: gpu, paper)\nbackend fake, model tiny")
+        .startswith(
+            "recipe gsm8k_grpo at laptop size (others: gsm8k_grpo/gpu, gsm8k_grpo/paper)\nbackend fake, model tiny"
+        )
     )
 
 
@@ -188,7 +137,7 @@ def test_a_longer_run_continues_a_finished_one_as_if_it_had_never_ended(cli: Com
     assert cli(*RECIPE, "run_dir=whole", "loop.steps=4").status == 0
     assert cli(*RECIPE, "run_dir=split", "loop.steps=2").status == 0
     ran = cli(*RECIPE, "run_dir=split", "loop.steps=4", "resume=auto")
-    assert ran.status == 0 and "going on at step 3" in ran.out
+    assert ran.status == 0 and "continuing at step 3" in ran.out
     assert metrics_of(tmp_path / "split") == metrics_of(tmp_path / "whole")
 
 
@@ -214,47 +163,10 @@ def test_a_killed_run_goes_on_where_its_last_checkpoint_was(tmp_path: Path, cli:
 
     ran = cli(*overrides, "resume=auto", f"loop.steps={steps}")
     assert ran.status == 0, ran.err
-    assert f"going on at step {checkpoint.next_step + 1}" in ran.out
+    assert f"continuing at step {checkpoint.next_step + 1}" in ran.out
     assert list(tmp_path.glob("runs/gsm8k_grpo/*")) == [run_dir]
     assert cli(*overrides, "run_dir=whole", f"loop.steps={steps}").status == 0
     assert metrics_of(run_dir) == metrics_of(tmp_path / "whole")
-
-
-SWEEP = ("-m", *RECIPE, "optim.learning_rate=3e-4,1e-3", "seed=0,1")
-
-
-def test_a_sweep_runs_every_job_in_a_folder_of_its_own_and_is_skipped_when_repeated(cli: CommandLine, tmp_path: Path):
-    ran = cli(*SWEEP)
-    assert ran.status == 0, ran.err
-    folders = sorted((tmp_path / "runs" / "gsm8k_grpo" / "sweep").iterdir())
-    assert len(folders) == 4
-    configs = [yaml.safe_load((folder / "config.yaml").read_text()) for folder in folders]
-    assert {(config["optim"]["learning_rate"], config["seed"]) for config in configs} == {
-        (3e-4, 0),
-        (3e-4, 1),
-        (1e-3, 0),
-        (1e-3, 1),
-    }
-    assert "sweep of 4 jobs" in ran.out
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-
-    (folders[0] / "summary.json").unlink()  # as after a kill: its checkpoint is there
-    before = {folder: (folder / "summary.json").stat().st_mtime_ns for folder in folders[1:]}
-    again = cli(*reversed(SWEEP))
-    assert again.status == 0, again.err
-    assert again.out.count("nothing to do") == 3
-    assert "going on at step 3" in again.out
-    assert sorted((tmp_path / "runs" / "gsm8k_grpo" / "sweep").iterdir()) == folders
-    assert before == {folder: (folder / "summary.json").stat().st_mtime_ns for folder in folders[1:]}
-
-
-def test_a_failing_job_does_not_stop_the_others(cli: CommandLine, tmp_path: Path):
-    ran = cli("-m", *RECIPE, "loop.temperature=0.0,1.0", "run_dir=sweep")
-    assert ran.status == 1
-    assert "Traceback" not in ran.err
-    errors = ran.err.splitlines()
-    assert len(errors) == 2 and "loop.temperature=0.0" in errors[0] and errors[1].startswith("failed: ")
-    assert [summary_of(folder)["status"] for folder in (tmp_path / "sweep").iterdir()] == ["completed"]
 
 
 def test_a_real_process_prints_one_line_and_exits_with_1(tmp_path: Path):
