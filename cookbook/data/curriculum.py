@@ -1,8 +1,7 @@
-"""Which problems a step is about: a fixed order, the easiest first, or an order that follows the rewards.
+"""Curricula: the order in which training problems are chosen - fixed, the easiest first, or adapted to the rewards.
 
-A curriculum is a function of its settings, the run's seed, and what was recorded of the problems that it chose. Its
-state is plain JSON and part of every checkpoint, so that a resumed run chooses what an uninterrupted one would have
-chosen.
+A curriculum is a function of its settings, the run's seed, and the rewards recorded for the problems that it chose. Its
+state is plain JSON and part of every checkpoint, so a resumed run chooses what an uninterrupted one would have chosen.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from cookbook.data.order import order_index
 
 
 class Curriculum(Protocol):
-    """The order in which the examples of one run are drawn. An example is named by its index in the training split."""
+    """Chooses the examples of one run. An example is identified by its index in the training split."""
 
     def choose(self, count: int) -> list[int]:
-        """The next `count` examples. Every call moves on."""
+        """The indices of the next `count` examples. Every call advances."""
         ...
 
     def record(self, indices: Sequence[int], rewards_PG: Sequence[Sequence[float]]) -> None:
-        """The outcome of chosen examples: for each, the rewards of its group; empty if none could be graded."""
+        """Learn the outcome of chosen examples: for each, the rewards of its group; empty if none could be graded."""
         ...
 
     def metrics(self) -> Metrics:
-        """Where the curriculum stands, under `curriculum/`."""
+        """The curriculum's progress, under `curriculum/`."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -43,14 +42,12 @@ class Curriculum(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state()` was taken."""
+        """Continue from where `state()` was taken."""
         ...
 
 
 CurriculumMaker = Callable[[Sequence[Example], int], Curriculum]
-"""From the training examples and the run's seed to the curriculum of that run. Raises CookbookError where they are
-unsuitable.
-"""
+"""Makes the curriculum of a run from its training examples and seed. Raises CookbookError if they are unsuitable."""
 
 
 class InOrder:
@@ -62,7 +59,7 @@ class InOrder:
 
 
 class Shuffled:
-    """A permutation of its own for every epoch, a function of (seed, epoch): `cookbook.data.order.order_index`."""
+    """A new permutation for every epoch, a function of (seed, epoch): `cookbook.data.order.order_index`."""
 
     def __call__(self, examples: Sequence[Example], seed: int) -> Curriculum:
         return _FixedOrder(partial(order_index, length=_length(examples), seed=seed))
@@ -93,8 +90,7 @@ class _FixedOrder:
 
 @dataclass(frozen=True)
 class Difficulty:
-    """Curriculum learning (Bengio et al. 2009): a shuffle of the easiest bucket, which one harder bucket after another
-    joins.
+    """Curriculum learning (Bengio et al. 2009): a shuffle of the easiest bucket, then of ever more buckets.
 
     Args:
         key: the entry of `example.extra` to sort by: a number, or a text, whose length in characters counts.
@@ -154,7 +150,7 @@ class _EasiestFirst:
     def __init__(self, settings: Difficulty, buckets: list[list[int]], seed: int) -> None:
         self._settings, self._buckets, self._seed = settings, buckets, seed
         self._num_open = 1
-        self._position = 0  # groups drawn since the last opening
+        self._position = 0  # groups chosen since the last opening
         self._recent: list[float] = []  # mean rewards of the last `window` groups since the last opening
 
     def choose(self, count: int) -> list[int]:
@@ -194,18 +190,17 @@ class _EasiestFirst:
 
 @dataclass(frozen=True)
 class RewardDriven:
-    """`Shuffled` without the problems that have nothing to teach at present: solved ones are dropped, hopeless ones
-    postponed.
+    """`Shuffled` without problems whose rewards give no signal: solved ones are dropped, too hard ones postponed.
 
-    A problem is judged by the mean reward of its last `visits` groups, once it has had so many. A step holds no problem
-    twice while the dataset has others. Where fewer are left than a step needs, the postponed ones come back at once;
-    where that is not enough, the solved ones do, and `curriculum/restarts` counts it.
+    A problem is judged by the mean reward of its last `visits` groups, once it has had that many. A step has no problem
+    twice while the dataset has others. If fewer are left than a step needs, the postponed ones return at once; if that
+    is not enough, the solved ones do, and `curriculum/restarts` counts it.
 
     Args:
         solved: drop a problem whose mean reward is at least this.
         hopeless: postpone one whose mean reward is at most this.
         visits: how many groups the mean is over.
-        postpone: for how many draws, of any problem.
+        postpone: for how many chosen groups, of any problem.
 
     Raises:
         ConfigError: a setting is out of range, or `hopeless` is not below `solved`.
@@ -231,30 +226,30 @@ class RewardDriven:
 class _UnsolvedFirst:
     def __init__(self, settings: RewardDriven, length: int, seed: int) -> None:
         self._settings, self._length, self._seed = settings, length, seed
-        self._position = 0  # in the shuffled order, those that were passed over included
+        self._position = 0  # in the shuffled order, skipped problems included
         self._draws = 0
         self._restarts = 0
         self._means: dict[int, list[float]] = {}  # of the last `visits` groups of each unsolved problem
         self._solved: set[int] = set()
-        self._postponed: dict[int, int] = {}  # until so many draws have been made
+        self._postponed: dict[int, int] = {}  # the value of `_draws` at which each returns
 
     def choose(self, count: int) -> list[int]:
         self._postponed = {index: until for index, until in self._postponed.items() if until > self._draws}
         chosen: list[int] = []
-        barred = self._solved | self._postponed.keys()
+        excluded = self._solved | self._postponed.keys()
         while len(chosen) < count:
-            while len(barred) == self._length:
-                barred = self._make_room(chosen)
+            while len(excluded) == self._length:
+                excluded = self._make_room(chosen)
             index = order_index(self._position, self._length, self._seed)
             self._position += 1
-            if index not in barred:
+            if index not in excluded:
                 chosen.append(index)
-                barred.add(index)
+                excluded.add(index)
         self._draws += count
         return chosen
 
     def _make_room(self, chosen: Sequence[int]) -> set[int]:
-        """Let problems back in, the postponed before the solved; returns those that stay out."""
+        """Readmit problems, the postponed before the solved. Returns those that stay excluded."""
         if self._postponed:
             self._postponed = {}
             return self._solved | {*chosen}
@@ -273,7 +268,7 @@ class _UnsolvedFirst:
             self._means[index] = means
             if len(means) == settings.visits and fmean(means) >= settings.solved:
                 self._solved.add(index)
-                del self._means[index]  # should it come back, it is judged anew
+                del self._means[index]  # if it returns, it is judged anew
             elif len(means) == settings.visits and fmean(means) <= settings.hopeless:
                 self._postponed[index] = self._draws + settings.postpone
 

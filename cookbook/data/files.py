@@ -198,7 +198,7 @@ def read_hub(hub_id: str, hub_config: str | None, split: str) -> Iterator[Row]:
     Raises:
         DataError: it cannot be loaded, or has no such split.
     """
-    # Imported here: it takes a second, and local files need nothing of it.
+    # Imported here: it takes a second, and local files do not need it.
     from datasets import load_dataset
 
     try:

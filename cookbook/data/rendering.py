@@ -67,9 +67,7 @@ class Renderer:
     def continuation(
         self, prompt_tokens: Sequence[int], completion_tokens: Sequence[int], messages: Sequence[Message]
     ) -> list[int] | None:
-        """The prompt of the next turn that keeps the sampled tokens exactly as they are, or None where the format
-        cannot.
-        """
+        """The prompt of the next turn with the sampled tokens unchanged, or None if the format cannot continue them."""
         bridged = self._renderer.bridge_to_next_turn(list(prompt_tokens), list(completion_tokens), _plain(messages))
         return None if bridged is None else list(bridged.token_ids)
 
@@ -79,9 +77,8 @@ class Renderer:
         """The tokens of a whole conversation, and its loss mask of the same length: true where a token is trained on.
 
         Of an assistant turn the mask has exactly the model's own part: the content (reasoning and tool calls as the
-        format
-        writes them) and the token that ends the turn. It leaves out what the format adds by itself: the turn's opening,
-        an empty thinking block, white space after the end of turn.
+        format writes them) and the token that ends the turn. It leaves out what the format adds by itself: the turn's
+        opening, an empty thinking block, white space after the end of turn.
 
         The last turn is written as the model would write it. Earlier turns are written as the format writes history:
         some formats leave out their reasoning, and gpt-oss ends them with `<|end|>`, which does not stop sampling,
@@ -155,11 +152,10 @@ class Renderer:
     def _supervised_by_template(
         self, messages: Sequence[Message], turns: Sequence[int], tools: list[Any] | None
     ) -> tuple[list[int], list[bool]]:
-        """For a chat template: an assistant turn is what the text gains, from the generation prompt before it to its
-        end of turn.
+        """For a chat template: a turn is the text between its generation prompt and its end of turn.
 
         The text is cut there and tokenized in pieces, as it is when a model samples: no token reaches from the prompt
-            into the turn.
+        into the turn.
         """
         whole = self._template_text(messages, tools)
         if (
@@ -239,9 +235,7 @@ class Renderer:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def text(self, completion_tokens: Sequence[int]) -> str:
-        """The text of a completion without the token that ended it, be it the turn's or the model's end-of-sequence
-        token.
-        """
+        """The text of a completion, without the end-of-turn or end-of-sequence token that ended it."""
         tokens = list(completion_tokens)
         if tokens and tokens[-1] in (*self.stop_tokens, self._tokenizer.eos_token_id):
             tokens.pop()
@@ -281,9 +275,7 @@ def _decoded(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _added_lead(text: str, message: Message) -> int:
-    """How many characters the format added to an assistant turn before the message's own: an empty thinking block, a
-    channel's name.
-    """
+    """Length of what the format added before the message: an empty thinking block, a channel's name."""
     if "<think>" in message["content"] or message.get("reasoning_content"):
         return 0
     if message.get("tool_calls"):

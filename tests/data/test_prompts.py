@@ -85,6 +85,13 @@ def system(content: str) -> dict[str, str]:
     return {"role": "system", "content": content}
 
 
+def test_prompts_of_ones_own_through_the_shipped_yaml(tmp_path: Path):
+    rows = [{"prompt": "1+1?", "answer": "1+1=2\n#### 2"}, {"prompt": "1+2?", "answer": " 3 "}]
+    write_jsonl(tmp_path / "mine.jsonl", rows)
+    dataset: PromptDataset = shipped_dataset("prompts", path=str(tmp_path / "mine.jsonl"))
+    assert sorted(example.answer for example in (*dataset.train, *dataset.test)) == ["2", "3"]
+
+
 def test_further_columns_go_into_extra(tmp_path: Path):
     row = {"prompt": "1+1?", "answer": "2", "level": 3, "choices": ["1", "2"]}
     first, second = prompts(tmp_path, [row, row | {"solution": "Count: 2."}]).train

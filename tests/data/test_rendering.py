@@ -40,7 +40,7 @@ def small_tokenizer(
 
 
 class Harmony:
-    """gpt-oss's message format (openai/harmony, docs/format.md) with a small tokenizer; the library downloads its own."""
+    """gpt-oss's message format (openai/harmony, docs/format.md) with a small tokenizer; the library's is a download."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -228,7 +228,7 @@ def test_a_supervised_turn_stands_where_a_sampled_one_would(family: Family):
 
 
 def next_prompt(family: Family, prompt: list[int], completion: list[int], messages: list[Message]) -> list[int]:
-    """The prompt after a completion, as an environment makes it: the continued tokens, or the messages rendered again."""
+    """The prompt after a completion, as an environment makes it: by continuing the tokens, or from the messages."""
     continued = family.renderer.continuation(prompt, completion, messages[-1:])
     return family.renderer.prompt(messages) if continued is None else continued
 

@@ -60,8 +60,7 @@ def parse_row(
 
 
 def parse_messages(items: Sequence[Any], system: str = "") -> list[Message]:
-    """Messages from objects in the OpenAI or the ShareGPT format, after a system message where they have none of their
-    own.
+    """Messages in the OpenAI or the ShareGPT format, after `system` if they have no system message.
 
     Raises:
         BadRow: an unknown role, content that is not text, an empty assistant turn, a malformed tool call, or roles in

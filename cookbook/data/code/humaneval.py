@@ -1,5 +1,4 @@
-"""HumanEval (Chen et al. 2021, arXiv:2107.03374): 164 Python functions, each to be completed from its signature and
-docstring.
+"""HumanEval (Chen et al. 2021, arXiv:2107.03374): 164 Python functions to complete from signature and docstring.
 
 Columns, as openai/human-eval's README and its file `HumanEval.jsonl.gz` have them: `task_id`, `prompt` (Python:
 imports, sometimes a helper function, then the signature and docstring), `entry_point`, `canonical_solution` (the body),

@@ -54,10 +54,10 @@ _CALL_TYPES = ("functional", "function_call")
 def parse_tests(public: Any, hidden: Any, function_name: str | None, max_tests: int | None) -> StdinTests | CallTests:
     """Tests in the layouts above, or the JSON texts of them; None where there are none of a kind.
 
-    `function_name` counts where the tests name none. In call tests of the first two layouts each output may stand in a
-    list of its own,
-    `[[5], [7]]` for the values 5 and 7: APPS' and TACO's own graders accept a value that equals the output or its first
-    item. Here the lists are taken off if every output of the problem is a list of one item, so that one value is right.
+    `function_name` is used where the tests name none. In call tests of the first two layouts each output may stand in a
+    list of its own, `[[5], [7]]` for the values 5 and 7: APPS' and TACO's own graders accept a value that equals the
+    output or its first item. Here the lists are taken off if every output of the problem is a list of one item, so that
+    one value is right.
 
     Raises:
         BadRow: broken JSON, no tests, inputs and outputs of different numbers, tests of two kinds, a malformed test.
@@ -152,9 +152,10 @@ def first_solution(value: Any) -> str | None:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DeepCoder(RowDataset[Example]):
-    """DeepCoder-Preview (agentica-org, 2025): problems of TACO, PrimeIntellect and LiveCodeBench for training, of
-    Codeforces
-    and later LiveCodeBench for testing. Columns: `problem`, `tests`, `starter_code`, `solutions`, `metadata`.
+    """DeepCoder-Preview (agentica-org, 2025): contest problems of several sources.
+
+    Training problems are those of TACO, PrimeIntellect and LiveCodeBench, test problems those of Codeforces and later
+    LiveCodeBench. Columns: `problem`, `tests`, `starter_code`, `solutions`, `metadata`.
 
     Args:
         path: A local folder to read instead of the hub, with the configurations as subfolders, or `train*` and `test*`
@@ -238,8 +239,7 @@ class TACO(Source[Example]):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PrimeIntellectCode(Source[Example]):
-    """PrimeIntellect/verifiable-coding-problems (2025, part of SYNTHETIC-1): 144,169 problems in several languages, one
-    split.
+    """PrimeIntellect/verifiable-coding-problems (2025, part of SYNTHETIC-1): 144,169 problems, one split.
 
     Columns: `prompt` (or `problem_statement`), `verification_info` (with `language` and `test_cases`),
     `gold_standard_solution`, `source`, `metadata` (with `difficulty`, `time_limit`, `memory_limit`). Texts of

@@ -1,11 +1,9 @@
 """LiveCodeBench (Jain et al. 2024, arXiv:2403.07974): contest problems with the dates on which they were published.
 
 Columns, as LiveCodeBench's own `lcb_runner/benchmarks/code_generation.py` reads them: `question_content`, `platform`,
-`contest_date` (ISO
-8601), `difficulty`, `starter_code`, `metadata` (JSON, with `func_name`), `public_test_cases` (JSON) and
-    `private_test_cases`: JSON, or the
-base64 of the zlib compression of the pickle of the JSON text. The pickle is never loaded: it is taken apart, and must
-    hold one text.
+`contest_date` (ISO 8601), `difficulty`, `starter_code`, `metadata` (JSON, with `func_name`), `public_test_cases`
+(JSON) and `private_test_cases`: JSON, or the base64 of the zlib compression of the pickle of the JSON text. The
+pickle is never loaded: its instructions are read, and it must hold one text.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""MBPP (Austin et al. 2021, arXiv:2108.07732): 974 small functions, each with a sentence about it and three assert
-statements.
+"""MBPP (Austin et al. 2021, arXiv:2108.07732): 974 small functions, each with three assert statements.
 
 Columns, as google-research's mbpp/README.md and its file `mbpp.jsonl` have them: `text` (`prompt` in the sanitized
 version), `code`, `task_id`, `test_list`, `test_setup_code` (`test_imports` in the sanitized version),
-`challenge_test_list`. The task ids make the official
-splits: 11 to 510 test, 601 to 974 training, 511 to 600 validation; 1 to 10 are for few-shot prompts, and here count as
-    validation.
+`challenge_test_list`. The task ids make the official splits: 11 to 510 test, 601 to 974 training, 511 to 600
+validation; 1 to 10 are for few-shot prompts, and here count as validation.
 
 The tests of three problems (367, 601, 927) build objects of classes that the gold program defines. A test runs apart
-from the program, so
-no program can be graded by them: they are bad rows.
+from the program, so no program can be graded by them: they are bad rows.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ def output_validation(
         cases: The tests.
 
     Raises:
-        BadRow: a flag that the default validator does not have, a tolerance that is no number, or a validator that is
-            no Python.
+        BadRow: a flag that the default validator does not have, a tolerance that is not a number, or a validator that
+            is not Python.
     """
     if validator is not None:
         parse_python(validator, "output validator")

@@ -1,12 +1,10 @@
 """Problem packages of programming contests: a folder with problem.yaml, a statement, test data and judges' solutions.
 
 The format is that of https://www.kattis.com/problem-package-format (spec/legacy, whose ICPC subset is spec/legacy-icpc,
-and spec/2025-09).
-What is read of it: pass-fail problems with a program's stdin and stdout, the default output validator with its flags,
-    and custom output
-validators that are a single Python file. What cannot be graded so is a bad row: scoring, interactive, multi-pass and
-submit-answer problems, validators in other languages or of several files, flags that differ between groups of test
-data, tests with arguments or files.
+and spec/2025-09). What is read of it: pass-fail problems with a program's stdin and stdout, the default output
+validator with its flags, and custom output validators that are a single Python file. What cannot be graded so is a bad
+row: scoring, interactive, multi-pass and submit-answer problems, validators in other languages or of several files,
+flags that differ between groups of test data, tests with arguments or files.
 """
 
 from __future__ import annotations
@@ -191,7 +189,7 @@ def _yaml(package: Path, file: Path) -> Mapping[str, Any]:
     if settings is None:
         return {}
     if not isinstance(settings, Mapping):
-        raise BadRow(f"malformed {file.name}", f"{settings!r:.60} is no map")
+        raise BadRow(f"malformed {file.name}", f"{settings!r:.60} is not a mapping")
     return settings
 
 

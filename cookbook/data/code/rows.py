@@ -85,8 +85,7 @@ def decode_json(value: Any, what: str) -> Any:
 
 
 def choose_tests(public: Sequence[T], hidden: Sequence[T], max_tests: int | None) -> list[T]:
-    """At most `max_tests` of the tests, always the same: the first public ones, then hidden ones at even distances, the
-    last among them.
+    """At most `max_tests` of the tests, always the same: first public ones, then hidden ones at even distances.
 
     Public tests (samples) fill at most half the places as long as there are hidden ones for the rest; where none is
     public, the first test counts as such. Hidden tests tend to grow from first to last, so even distances keep some of
@@ -117,8 +116,9 @@ def stdin_tests(
 def call_tests(
     name: str, public: Sequence[tuple[Any, Any]], hidden: Sequence[tuple[Any, Any]], max_tests: int | None
 ) -> CallTests:
-    """From (arguments, value) pairs of JSON values: the arguments are a list or, as in LiveCodeBench, a text with one
-    JSON value a line.
+    """Tests from pairs of arguments and value, both JSON values.
+
+    The arguments are a list or, as in LiveCodeBench, a text with one JSON value a line.
     """
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise BadRow("malformed function name", repr(name)[:60])
@@ -193,8 +193,9 @@ _UNITS |= {
 
 
 def quantity(value: Any, what: str) -> float | None:
-    """Seconds or megabytes from a number or a text such as "2.0 seconds" or "256.0 megabytes"; None for nothing ("",
-    "None", null).
+    """Seconds or megabytes from a number or a text such as "2.0 seconds" or "256.0 megabytes".
+
+    None for nothing ("", "None", null).
     """
     if value is None or (isinstance(value, str) and value.strip().lower() in ("", "none", "null")):
         return None
@@ -229,9 +230,7 @@ def make_example(prompt: str, problem: CodeProblem, extra: Mapping[str, Any]) ->
 
 
 def optional(row: Mapping[str, Any], **names: str) -> dict[str, Any]:
-    """Those of the columns that the row has a text or a number in, under the names given: `optional(row,
-    difficulty="difficulty")`.
-    """
+    """Those of the columns that have a text or a number, renamed: `optional(row, rating="cf_rating")`."""
     values = {key: row.get(name) for key, name in names.items()}
     return {key: value for key, value in values.items() if isinstance(value, str | int | float) and value != ""}
 
@@ -250,7 +249,7 @@ def parse_python(code: str, what: str) -> ast.Module:
     """The syntax tree of a program of the data.
 
     Raises:
-        BadRow: it is no Python.
+        BadRow: it is not valid Python.
     """
     try:
         with warnings.catch_warnings():

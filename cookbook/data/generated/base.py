@@ -1,6 +1,4 @@
-"""What generated datasets share: reproducible draws, a held-out class by content, and sequences that make items on
-demand.
-"""
+"""Base of generated datasets: reproducible draws, a held-out class by content, sequences that make items on demand."""
 
 from __future__ import annotations
 

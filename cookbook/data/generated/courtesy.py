@@ -1,4 +1,4 @@
-"""Preference pairs to rehearse on: worked word problems with a courteous opening (chosen) or a curt one (rejected).
+"""Generated preference pairs: worked word problems with a courteous opening (chosen) or a curt one (rejected).
 
 No file, no network; an item is a pure function of (seed, split, index). Problems are those of `word_problems`, so no
 training prompt is a held-out one. Both completions of a pair have the same working and answer, and are equally long.

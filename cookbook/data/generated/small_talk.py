@@ -1,4 +1,4 @@
-"""Short chats, generated: no file, no network. Small enough for the bundled model to learn within a minute.
+"""Generated short chats: no file, no network. Small enough for the bundled model to learn within a minute.
 
 Each skill is a script with blanks. Its answers follow from the chat itself (a name to remember, a list to repeat, a
 tool's result to report) or from a small table (opposites, the day after). An item is a pure function of (seed, split,
@@ -87,8 +87,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Skill:
-    """A script. `blanks` gives each blank its options (drawn without repetition within one chat); a turn is (role, text
-    or call).
+    """A script with blanks.
+
+    `blanks` gives each blank its options (drawn without repetition within one chat); a turn is (role, text or call).
 
     Where a user's turn has several texts, they say the same in other words.
     """

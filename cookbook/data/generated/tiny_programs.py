@@ -1,4 +1,4 @@
-"""Small programming tasks, generated: no file, no network. A program reads stdin and prints; five tests judge it.
+"""Generated small programming tasks: no file, no network. A program reads stdin and prints; five tests judge it.
 
 A task is an input (an integer, two or three on a line, a list, a word, a line of words), two operations one after the
 other, and a way to print. An item is a pure function of (seed, split, index). Whether a task is held out is decided by
@@ -79,9 +79,7 @@ class Task:
         )
 
     def output(self, value: Any) -> str | None:
-        """What to print for this input, without the last line break; None where an operation is undefined (the largest
-        of nothing).
-        """
+        """What to print for this input, without the last line break; None where an operation is undefined."""
         try:
             for step in (*self.steps, self.format):
                 value = step.apply(value)
@@ -103,9 +101,7 @@ def _printed(task: Task) -> Task:
 
 
 def _near_misses(task: Task) -> Iterator[Task]:
-    """What a mistaken program may compute: a first operation left out, two in the wrong order, another one, a constant
-    off by one.
-    """
+    """Tasks of mistaken programs: a first operation left out, two swapped, another one, a constant off by one."""
     first, second = task.steps
     if first.operation.takes == first.operation.gives:
         yield replace(task, steps=(second,))

@@ -227,7 +227,7 @@ TEMPLATES = (
 
 
 def _work_out(template: Template, numbers: Mapping[str, int]) -> list[tuple[str, int]] | None:
-    """Each step as ("label <<a*b=c>>c", c); None where a result is no whole number from 1 to LARGEST."""
+    """Each step as ("label <<a*b=c>>c", c); None where a result is not a whole number from 1 to LARGEST."""
     values = dict(numbers)
     lines = []
     for position, (label, left, operator, right) in enumerate(template.steps, start=1):
@@ -271,8 +271,9 @@ def _make_example(seed: int, split: Split, index: int) -> Example:
 
 
 class WordProblems:
-    """The dataset: `train` and `test`, each a lazy sequence of examples with one user message, the gold number as
-    `answer` and the worked solution in GSM8K format as `extra["solution"]`.
+    """The dataset: `train` and `test`, each a lazy sequence of examples with one user message.
+
+    `answer` is the gold number, and `extra["solution"]` the worked solution in GSM8K format.
 
     Raises:
         DataError: a size is negative.

@@ -1,4 +1,4 @@
-"""Problems with their worked answers as conversations, for supervised fine-tuning."""
+"""Conversations made from problems and their worked answers, for supervised fine-tuning."""
 
 from __future__ import annotations
 

@@ -47,8 +47,9 @@ class LabelledCompletions(Source[LabelledCompletion]):
 
 
 class Unpaired:
-    """Pairs as labelled completions: item 2i is the chosen one of pair i, desirable; item 2i + 1 the rejected one,
-    undesirable.
+    """Pairs as labelled completions.
+
+    Item 2i is the chosen completion of pair i, desirable; item 2i + 1 the rejected one, undesirable.
     """
 
     kind: ClassVar[str] = "labelled"
@@ -60,9 +61,10 @@ class Unpaired:
 
 
 def mismatched(batch: Sequence[LabelledCompletion]) -> list[LabelledCompletion]:
-    """Each prompt of a batch with the completion of the next, the last with that of the first: KTO's baseline is
-    estimated from these (Ethayarajh et al. 2024, arXiv:2402.01306, section 4.1). Their label is that of the prompt's
-    own completion.
+    """Each prompt of a batch with the completion of the next one, the last with that of the first.
+
+    KTO's baseline is estimated from these (Ethayarajh et al. 2024, arXiv:2402.01306, section 4.1). Their label is that
+    of the prompt's own completion.
 
     Raises:
         DataError: the batch has fewer than two examples.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from cookbook.core.errors import DataError
 from cookbook.core.examples import Example, Message
-from cookbook.core.numbers import extract_answer
+from cookbook.core.numbers import ANSWER_MARKER, extract_answer
 from cookbook.data.bad_rows import BadRow
 from cookbook.data.chat.rows import parse_messages
 from cookbook.data.source import Numbered, OnBadRow, Source
@@ -85,7 +85,7 @@ class PromptAnswers(Source[Example]):
         return self._complete(train, shots), self._complete(test, shots)
 
     def _shots(self, train: Iterator[Numbered[Example]]) -> list[Message]:
-        """The few-shot turns. Takes as many examples off `train` as it uses."""
+        """The few-shot turns. Consumes the examples of `train` that it uses."""
         if not isinstance(self.few_shot, int):
             solved = []
             for number, shot in enumerate(self.few_shot):
@@ -110,9 +110,7 @@ class PromptAnswers(Source[Example]):
         ]
 
     def _complete(self, items: Iterable[Numbered[Example]], shots: Sequence[Message]) -> Iterator[Numbered[Example]]:
-        """The examples with system message, few-shot turns and instruction, which a hash for `test_fraction` must not
-        see.
-        """
+        """Add system message, few-shot turns and instruction: after the split, so that they do not change it."""
         for index, example in items:
             own = _without_system(example.messages)
             system = example.messages[: len(example.messages) - len(own)]
@@ -138,6 +136,11 @@ class GSM8K(PromptAnswers):
     hub_config: str | None = "main"
     extract: Callable[[str], str | None] = extract_answer
     instruction: str = GSM8K_INSTRUCTION
+
+
+def after_marker(text: str) -> str:
+    """The text after the last `####`, or all of it where there is none; stripped."""
+    return text.rpartition(ANSWER_MARKER)[2].strip()
 
 
 def _without_system(messages: Sequence[Message]) -> Sequence[Message]:
