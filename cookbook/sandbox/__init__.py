@@ -1,1 +1,1 @@
-"""Where programs that nobody trusts are run: see docs/sandbox.md for what holds them, and what does not."""
+"""Sandboxes: places to run untrusted programs within limits. docs/sandbox.md describes what contains a program."""

@@ -1,4 +1,4 @@
-"""What a sandbox is: a place where a program that nobody trusts runs within limits, and what became of it."""
+"""The interface of a sandbox: the protocol, the limits of a run, and its result."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from typing import Literal, Protocol
 Language = Literal["python", "cpp", "java", "go", "rust", "javascript"]
 
 ExecStatus = Literal["ok", "runtime_error", "timeout", "memory", "output", "compile_error", "infrastructure_error"]
-"""How a run ended. "ok" is exit status 0; "runtime_error" any other end of the program's own making; "timeout", "memory" and
-"output" name the limit that it broke. "infrastructure_error" says nothing about the program: the sandbox itself failed."""
+"""How a run ended. "ok" is exit status 0 and "runtime_error" any other exit of the program; "timeout", "memory" and
+"output" name the limit that it exceeded. "infrastructure_error" says nothing about the program: the sandbox failed."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one run may use. Time spent waiting for a free place in the sandbox, or compiling, does not count towards `wall_s`."""
+    """The limits of one run. Time spent waiting for a free worker, or compiling, does not count towards `wall_s`."""
 
     wall_s: float = 10.0
     cpu_s: float = 5.0
     memory_mb: int = 512
-    """Resident memory of all its processes together."""
+    """Resident memory of all processes of the run together."""
     processes: int = 16
-    """Processes and threads at once."""
+    """Processes and threads at the same time."""
     file_mb: int = 16
-    """Largest file, and largest sum of its files."""
+    """Size of the largest file, and of all files together."""
     output_kb: int = 1024
-    """Of stdout, and the same again of stderr; a program that writes more is ended with the status "output"."""
+    """Size of stdout, and of stderr; a program that writes more is killed and has the status "output"."""
     compile_s: float = 30.0
     """Wall time of the compiler."""
 
 
 @dataclass(frozen=True)
 class ExecResult:
-    """What became of one run. `stdout` and `stderr` are decoded as UTF-8, invalid bytes replaced, cut at `Limits.output_kb`."""
+    """The result of one run. `stdout` and `stderr` are decoded as UTF-8 with replacements, up to `output_kb`."""
 
     status: ExecStatus
     stdout: str
     stderr: str
     exit: int | None
-    """The exit status, negative for a signal; None where there was none to see."""
+    """The exit status, negative for a signal; None if the program was killed at a limit or never ran."""
     cpu_s: float
     wall_s: float
     memory_mb: float
-    """Largest resident memory seen; 0 where the sandbox cannot tell."""
+    """Peak resident memory; 0 if the sandbox does not measure it."""
 
 
 class Sandbox(Protocol):
-    """Runs programs, many at a time. Usable from any thread and any event loop."""
+    """Runs programs concurrently. May be used from any thread and any event loop."""
 
     @property
     def languages(self) -> frozenset[Language]: ...
 
     @property
     def isolation(self) -> str:
-        """One line: what stands between a program and the machine."""
+        """One line that says how programs are isolated from the machine."""
         ...
 
     async def run(
@@ -65,15 +65,15 @@ class Sandbox(Protocol):
         files: Mapping[str, str] | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
-        """Run one program in a directory of its own that holds `files` (relative names and their contents).
+        """Run one program in its own directory, which holds `files` (relative names and contents).
 
-        Whatever the program does is a status, never an exception; so is a failure of the sandbox, after the retries it is allowed.
+        What the program does is a status, never an exception, and so is a failure of the sandbox after its retries.
 
         Raises:
-            ConfigError: the sandbox does not have the language.
+            ConfigError: the sandbox does not support the language.
         """
         ...
 
     def close(self) -> None:
-        """End every run and free everything. Called by itself when the sandbox is collected or the program ends."""
+        """End all runs and free all resources. Called automatically when the sandbox is collected or Python exits."""
         ...

@@ -1,4 +1,4 @@
-"""C++ programs: compiled inside the sandbox like any other program, once for all tests of the same source."""
+"""C++ in the local sandbox: the compiler runs inside the sandbox, and binaries are cached by source."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _FILE_MB = 64
 
 
 def compile(worker: Worker, code: str, limits: Limits, target: int) -> Outcome:
-    """Compile `code` into the open file `target`, in a worker like any program; a compiler may use more than a program."""
+    """Compile `code` into the open file `target` in a worker, with limits that suit a compiler."""
     seconds = limits.compile_s
     within = Limits(wall_s=seconds, cpu_s=seconds, memory_mb=_MEMORY_MB, processes=16, file_mb=_FILE_MB, output_kb=256)
     return worker.run({SOURCE_NAME: code}, "", within, arguments=_ARGUMENTS, artifact=target)
 
 
 class Binary:
-    """A compiled program: an open, sealed file in memory that nobody can change, or None and the outcome of the compiler."""
+    """A compiled program: the descriptor of a sealed in-memory file, or None and the outcome of the compiler."""
 
     def __init__(self, descriptor: int | None, outcome: Outcome) -> None:
         self.descriptor = descriptor
@@ -44,18 +44,18 @@ class Binary:
 
 
 class BinaryCache:
-    """Binaries by source; the least recently used go when all take more than 256 MB, or are more than 128: each is an open file."""
+    """Binaries by source, each an open file. Evicts the least recently used beyond 256 MB or 128 files."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._binaries: OrderedDict[bytes, Future[Binary]] = OrderedDict()
 
     def get(self, code: str, compile_s: float, compile_into: Callable[[int], Outcome]) -> Binary:
-        """The binary of `code`. Several threads that ask for one that is not there wait for one compilation.
+        """The binary of `code`. Threads that ask for the same new binary wait for one compilation.
 
         Args:
             code: the source.
-            compile_s: its limit, which what failed may have failed by.
+            compile_s: the time limit of the compiler; part of the key, since a failure may be due to it.
             compile_into: compiles `code` into an open file.
         """
         key = hashlib.sha256(f"{compile_s} {code}".encode(errors="replace")).digest()

@@ -1,7 +1,7 @@
-"""ByteDance's SandboxFusion: programs run in its container, which is asked over HTTP (`POST /run_code`).
+"""Client of ByteDance's SandboxFusion, a container that runs programs on request (HTTP, `POST /run_code`).
 
-The standard library's HTTP client is used with one connection per request: a run costs far more than a connection, no request meets a
-connection that the server has just closed, and a request whose caller has gone can be ended from another thread.
+It uses the HTTP client of the standard library with one connection per request: a run costs far more than a connection,
+no request finds a connection that the server has just closed, and another thread can end a request.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ LONGEST_BACKOFF_S = 30.0
 PROBE_RUNS = 8
 PROBE_LIMITS = Limits(wall_s=20.0)
 ECHO = "import sys\nsys.stdout.write(sys.stdin.read())\n"
-"""Probe: what goes in comes out."""
+"""Probe: prints its stdin."""
 DEAF = "raise SystemExit(3)\n"
-"""Probe: ends without reading its stdin. Servers from before 26 June 2025 answer SandboxError then, by a race (verl issue 4074)."""
+"""Probe: exits without reading its stdin. Servers from before 26 June 2025 answer SandboxError because of a race
+(verl issue 4074)."""
 HELLO: Mapping[Language, str] = {
     "cpp": '#include <iostream>\nint main() { std::cout << "hello\\n"; }\n',
     "java": 'public class Main { public static void main(String[] args) { System.out.println("hello"); } }\n',
@@ -53,7 +54,7 @@ HELLO: Mapping[Language, str] = {
 
 
 class _Call:
-    """One run asked of the server, in one or more requests. Any thread may abandon it."""
+    """One run on the server: one or more requests. Any thread may abandon it."""
 
     def __init__(self) -> None:
         self.abandoned = threading.Event()
@@ -65,17 +66,17 @@ class _Call:
             self.abandon()
 
     def abandon(self) -> None:
-        """End the request that is under way, if any, and allow no more. Does nothing to a call that has ended."""
+        """End the current request, if any, and allow no further one. Does nothing to a call that has ended."""
         self.abandoned.set()
         if self._socket is not None:
             with suppress(OSError):
-                # The plain socket's shutdown: it wakes the thread that reads, and TLS is past caring.
+                # The shutdown of the plain socket wakes the thread that reads; TLS need not end cleanly.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True)
 class _Server:
-    """Where the requests go."""
+    """The address of the server."""
 
     connect: Callable[..., http.client.HTTPConnection]
     host: str
@@ -83,7 +84,7 @@ class _Server:
     path: str
 
     def post(self, call: _Call, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        """Status and body of the answer. Raises SandboxFailedError without a whole answer in `timeout_s`."""
+        """Status and body of the answer. Raises SandboxFailedError without a complete answer within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         answer = bytearray()
         try:
@@ -95,15 +96,15 @@ class _Server:
                     while chunk := response.read1(1 << 16):
                         answer += chunk
                         if len(answer) > LARGEST_ANSWER_BYTES:
-                            raise SandboxFailedError(f"an answer of over {LARGEST_ANSWER_BYTES >> 20} MiB")
-                        # A socket's own timeout is for one read, and a server that trickles would never meet it.
+                            raise SandboxFailedError(f"the answer is larger than {LARGEST_ANSWER_BYTES >> 20} MiB")
+                        # The timeout of a socket holds for each read, so a slow trickle would never exceed it.
                         if time.monotonic() > deadline:
                             raise TimeoutError
                     if response.length:
-                        raise SandboxFailedError(f"the connection ended {response.length} bytes before the answer did")
+                        raise SandboxFailedError(f"the connection closed with {response.length} bytes missing")
                     return response.status, bytes(answer)
         except TimeoutError as error:
-            raise SandboxFailedError(f"no answer in {timeout_s:g} s") from error
+            raise SandboxFailedError(f"no answer within {timeout_s:g} s") from error
         except (OSError, http.client.HTTPException) as error:
             raise SandboxFailedError(str(error) or type(error).__name__) from error
 
@@ -111,19 +112,20 @@ class _Server:
 class FusionSandbox:
     """A SandboxFusion server as a `cookbook.sandbox.base.Sandbox`.
 
-    At most `concurrency` runs are with the server at a time; others wait here, which counts towards no limit. `Limits.wall_s` is the
-    server's `run_timeout` and `compile_s` its `compile_timeout`. `memory_mb` is its `memory_limit_MB` for Python and C++ (see
-    `MEMORY_FLOOR_MB`), where `limit_memory`: that is address space, under which numpy and threads of the default stack size do not
-    start. `cpu_s`, `processes` and `file_mb` are the container's to limit; a result's `cpu_s` and `memory_mb` are 0, as the server
-    does not tell them. The status "memory" is read off the last lines of stderr.
+    At most `concurrency` runs are on the server at the same time; others wait here, which counts towards no limit.
+    `Limits.wall_s` is the server's `run_timeout`, `compile_s` its `compile_timeout`. With `limit_memory`, `memory_mb`
+    is its `memory_limit_MB` for Python and C++ (see `MEMORY_FLOOR_MB`); the server limits address space, under which
+    numpy and threads of the default stack size do not start. `cpu_s`, `processes` and `file_mb` must be limited by the
+    container. `cpu_s` and `memory_mb` of a result are 0, since the server does not report them. The status "memory" is
+    derived from the last lines of stderr.
 
-    A request that fails for a reason that may pass (a lost or refused connection, no answer within the limits and
-    `request_timeout_margin_s`, HTTP 429 or 5xx, an answer that is no answer, the server's status SandboxError) is repeated `retries`
-    times, after `backoff_s` * 2**n seconds, less up to half of that at random. Then, and at once after any other HTTP
-    status, the result is an "infrastructure_error" with the reason in `stderr`.
+    A request that fails for a temporary reason (a lost or refused connection, no answer within the limits plus
+    `request_timeout_margin_s`, HTTP 429 or 5xx, an unreadable answer, the server status SandboxError) is repeated up to
+    `retries` times, each after `backoff_s` * 2**n seconds, of which up to half is removed at random. After that, and
+    after any other HTTP status, the result is an "infrastructure_error" with the reason in `stderr`.
 
     Raises:
-        ConfigError: a setting is out of range, or the server does not run Python programs rightly, several at a time.
+        ConfigError: a setting is out of range, or the server does not run several Python programs at once correctly.
     """
 
     def __init__(
@@ -163,14 +165,14 @@ class FusionSandbox:
 
     @property
     def languages(self) -> frozenset[Language]:
-        """Python, and each other language whose first program ran when the sandbox was made."""
+        """Python, and each other language whose probe ran when the sandbox was created."""
         return frozenset(get_args(Language)) - self._missing.keys()
 
     @property
     def isolation(self) -> str:
         return (
-            f"SandboxFusion at {self._base_url}: that of its container, which all programs share; "
-            "it limits wall time, and address space for Python and C++; processes, files and network are the container's to limit"
+            f"SandboxFusion at {self._base_url}: all programs share its container; the server limits wall time, and "
+            "address space for Python and C++; the container must limit processes, files and network"
         )
 
     async def run(
@@ -194,11 +196,11 @@ class FusionSandbox:
             call.abandon()
 
     def close(self) -> None:
-        """Abandon every run and free everything; runs asked for later raise RuntimeError."""
+        """Abandon all runs and free all resources; later runs raise RuntimeError."""
         self._finalizer()
 
     def _submit(self, function: Callable[..., ExecResult], *arguments: Any) -> tuple[_Call, Future[ExecResult]]:
-        """Start `function(call, *arguments)` as soon as there is a place. `close` abandons its call until it has ended."""
+        """Start `function(call, *arguments)` in a free thread. `close` abandons calls that have not ended."""
         call, calls = _Call(), self._calls
         calls.add(call)
         future = self._pool.submit(function, call, *arguments)
@@ -208,7 +210,7 @@ class FusionSandbox:
     def _run(
         self, call: _Call, code: str, language: Language, stdin: str, files: Mapping[str, str], limits: Limits
     ) -> ExecResult:
-        """Raises SandboxFailedError once the retries are spent."""
+        """Raises SandboxFailedError when no retries are left."""
         body = request_body(code, language, stdin, files, limits, self._limit_memory)
         timeout_s = limits.wall_s + (limits.compile_s if language in COMPILED else 0.0) + self._margin_s
         attempt = 0
@@ -223,7 +225,7 @@ class FusionSandbox:
                     raise SandboxFailedError(
                         f"SandboxFusion at {self._base_url}{times}: {error}", retry=False
                     ) from error
-            # Half of the delay is random, so that runs that failed together do not come back together.
+            # Up to half of the delay is random, so that runs that failed together are not repeated together.
             call.abandoned.wait(min(self._backoff_s * 2**attempt, LONGEST_BACKOFF_S) * random.uniform(0.5, 1.0))
             attempt += 1
 
@@ -232,15 +234,15 @@ class FusionSandbox:
             raise SandboxFailedError("the run was abandoned")
         status, answer = self._server.post(call, body, timeout_s)
         if status != 200:
-            # Any other status than these says that the request is wrong, and would be so again.
+            # Any other status says that the request is wrong; repeating it would not help.
             retry = status == 429 or status >= 500
             raise SandboxFailedError(f"HTTP {status}: {answer[:LONGEST_REASON].decode(errors='replace')}", retry=retry)
         return read_answer(answer, limits)
 
     def _probe_python(self, runs: int) -> None:
-        """Run `runs` programs at once, each with a stdin of its own that it echoes or ignores; no retries, as those would hide a race.
+        """Run `runs` programs at once, each with its own stdin, which it echoes or ignores. Retries would hide a race.
 
-        Raises ConfigError.
+        Raises ConfigError if a result is wrong.
         """
         timeout_s = PROBE_LIMITS.wall_s + self._margin_s
         programs = [
@@ -253,19 +255,20 @@ class FusionSandbox:
                 result = future.result()
             except SandboxFailedError as error:
                 raise ConfigError(
-                    f"SandboxFusion at {self._base_url} does not run programs: {_one_line(str(error))}; set base_url to a "
-                    f"server that runs, or build and start the container as docs/sandbox.md says ({START_COMMAND})"
+                    f"SandboxFusion at {self._base_url} does not run programs: {_one_line(str(error))}; set base_url "
+                    f"to a running server, or build and start the container as in docs/sandbox.md ({START_COMMAND})"
                 ) from error
             expected = ("ok", 0, stdin) if code == ECHO else ("runtime_error", 3, "")
             if (result.status, result.exit, result.stdout) != expected:
                 raise ConfigError(
-                    f"SandboxFusion at {self._base_url} runs programs wrongly, {runs} at a time: the probe's answer was {result.status}, "
-                    f"exit {result.exit}, stdout {result.stdout[:80]!r}, stderr {result.stderr[-200:]!r}, not {expected}; "
-                    f"build and start the container as docs/sandbox.md says ({START_COMMAND})"
+                    f"SandboxFusion at {self._base_url} runs {runs} programs at once incorrectly: the probe's result "
+                    f"was {result.status}, exit {result.exit}, stdout {result.stdout[:80]!r}, "
+                    f"stderr {result.stderr[-200:]!r}, not {expected}; "
+                    f"build and start the container as in docs/sandbox.md ({START_COMMAND})"
                 )
 
     def _probe_languages(self) -> dict[Language, str]:
-        """The languages other than Python that the server does not run, and why."""
+        """The languages other than Python that the server does not run, each with the reason."""
         futures = [self._submit(self._run, code, language, "", {}, PROBE_LIMITS) for language, code in HELLO.items()]
         missing: dict[Language, str] = {}
         for language, (_, future) in zip(HELLO, futures, strict=True):
@@ -297,7 +300,7 @@ def _server_at(base_url: str) -> _Server:
 def _close(pool: ThreadPoolExecutor, calls: set[_Call]) -> None:
     pool.shutdown(wait=False)
     ending = calls.copy()
-    # All of them before the first gives its place to another.
+    # Mark all first, so that no waiting call starts when another one ends.
     for call in ending:
         call.abandoned.set()
     for call in ending:

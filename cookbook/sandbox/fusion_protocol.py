@@ -1,7 +1,7 @@
-"""What SandboxFusion's `POST /run_code` is sent and answers, in the words of `cookbook.sandbox.base`.
+"""Requests and answers of SandboxFusion's `POST /run_code`, converted from and to `cookbook.sandbox.base`.
 
-Source: github.com/bytedance/SandboxFusion, sandbox/server/sandbox_api.py (RunCodeRequest, RunCodeResponse, parse_run_status) and
-sandbox/runners (CommandRunResult, what is run for each language, and how its limits are set).
+Source: github.com/bytedance/SandboxFusion, sandbox/server/sandbox_api.py (RunCodeRequest, RunCodeResponse,
+parse_run_status) and sandbox/runners (CommandRunResult, the commands for each language, and how limits are set).
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ SERVER_LANGUAGE: Mapping[Language, str] = {
 COMPILED: frozenset[Language] = frozenset({"cpp", "java", "go", "rust"})
 
 MEMORY_FLOOR_MB: Mapping[Language, int] = {"python": 64, "cpp": 1024}
-"""Least `memory_limit_MB` for a language; the others get none.
+"""Smallest `memory_limit_MB` for a language; the other languages get no limit.
 
-The server makes it a limit of address space, for the compiler too. Under 1024 MiB of that java, rustc and node do not start (Go is taken
-to be like them), and g++ fails on the standard headers under 256: right programs would be marked wrong.
+The server limits address space, for the compiler too. Below 1024 MiB java, rustc and node do not start (Go is assumed
+to behave like them), and below 256 MiB g++ fails on the standard headers: correct programs would be judged wrong.
 """
 
 SERVER_OUTPUT_BYTES = 1 << 20
-"""The server returns this much of stdout, and of stderr, and says nothing of the rest."""
+"""The server cuts stdout and stderr at this size without saying so."""
 
 LARGEST_ANSWER_BYTES = 32 << 20
-"""Four streams of `SERVER_OUTPUT_BYTES` with every byte escaped, and room to spare."""
+"""More than four streams of `SERVER_OUTPUT_BYTES` with every byte escaped."""
 
 LONGEST_REASON = 500
 """Characters of the reason for an infrastructure error."""
 
 OUT_OF_MEMORY = ("MemoryError", "std::bad_alloc", "java.lang.OutOfMemoryError", "memory allocation of ")
-"""How runtimes end a program whose allocation failed. The server itself does not tell."""
+"""What runtimes print when an allocation fails. The server itself does not report it."""
 
 
 class SandboxFailedError(Exception):
-    """The sandbox, not the program, failed. The message is the reason; `retry` says whether the same request may yet succeed."""
+    """The sandbox failed, not the program. `retry` says whether the same request may succeed later."""
 
     def __init__(self, reason: str, *, retry: bool = True) -> None:
         super().__init__(reason if len(reason) <= LONGEST_REASON else reason[:LONGEST_REASON] + "...")
@@ -70,7 +70,7 @@ def request_body(
 
 
 def read_answer(body: bytes, limits: Limits) -> ExecResult:
-    """The server's RunCodeResponse as a result. Raises SandboxFailedError where it is none, or is a SandboxError."""
+    """Convert the server's RunCodeResponse. Raises SandboxFailedError if it cannot be read or is a SandboxError."""
     try:
         answer = json.loads(body)
         status, compiled, ran = answer["status"], answer["compile_result"], answer["run_result"]
@@ -82,12 +82,13 @@ def read_answer(body: bytes, limits: Limits) -> ExecResult:
             return _run_result(ran, limits)
         return _compile_error(compiled, limits)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"no answer of a SandboxFusion server ({type(error).__name__}: {error}): {body[:200].decode(errors='replace')}"
+        beginning = body[:200].decode(errors="replace")
+        reason = f"not an answer of a SandboxFusion server ({type(error).__name__}: {error}): {beginning}"
         raise SandboxFailedError(reason) from error
 
 
 def _run_result(ran: Mapping[str, Any], limits: Limits) -> ExecResult:
-    """From the server's CommandRunResult of the program. Raises ValueError, KeyError, TypeError or AttributeError if it is none."""
+    """Convert the CommandRunResult of a program. Raises what `read_answer` catches if it is malformed."""
     stdout, stdout_over = _cut(ran["stdout"], limits)
     stderr, stderr_over = _cut(ran["stderr"], limits)
     exit_status = _exit_status(ran)
@@ -99,14 +100,14 @@ def _run_result(ran: Mapping[str, Any], limits: Limits) -> ExecResult:
     elif exit_status == 0:
         status = "ok"
     else:
-        # C++ writes the name on its last line; a Java stack trace follows it.
+        # C++ writes the name on the last line; in Java a stack trace follows it.
         last_lines = stderr.splitlines()[-8:]
         status = "memory" if any(sign in line for line in last_lines for sign in OUT_OF_MEMORY) else "runtime_error"
     return exec_result(status, stdout, stderr, exit_status, float(ran["execution_time"]))
 
 
 def _compile_error(compiled: Mapping[str, Any], limits: Limits) -> ExecResult:
-    """From the CommandRunResult of a compiler after which nothing ran. Raises as `_run_result`."""
+    """Convert the CommandRunResult of a compiler after which nothing ran. Raises like `_run_result`."""
     exit_status = _exit_status(compiled)
     if exit_status == 0:
         raise ValueError("compiled, but did not run")
@@ -118,7 +119,7 @@ def _compile_error(compiled: Mapping[str, Any], limits: Limits) -> ExecResult:
 
 
 def _exit_status(command: Mapping[str, Any]) -> int | None:
-    """The exit status; None for a command that its time limit ended. Raises ValueError for a command without either."""
+    """The exit status; None for a command that exceeded its time limit. Raises ValueError if there is neither."""
     if command["status"] == "TimeLimitExceeded":
         return None
     if command["status"] == "Finished" and isinstance(command["return_code"], int):
@@ -142,5 +143,5 @@ def exec_result(
 
 
 def _valid_unicode(text: str) -> str:
-    """Lone surrogates replaced, which cannot be written to a file: the server answers them with HTTP 500."""
+    """`text` with lone surrogates replaced: the server cannot write them to a file and answers HTTP 500."""
     return text.encode(errors="replace").decode()

@@ -1,6 +1,6 @@
-"""What stands between a program and the machine, as seen from inside a worker: namespaces, a file system of its own, rights given up.
+"""Isolation of the programs of a worker: namespaces, a separate file system, dropped privileges, resource limits.
 
-Imported by workers only, which run on the bare standard library.
+Imported only by workers, which run on the standard library alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cookbook.sandbox import kernel
 from cookbook.sandbox.protocol import WORK_PREFIX
 
 MOUNTED_DIRECTORY = "/tmp/work"
-"""The directory of every program where there are namespaces: each worker has a /tmp of its own, each program a new one."""
+"""The directory of a program with namespaces: each worker has its own /tmp, and each program gets a new one."""
 OPEN_FILES = 128
 _SHOWN_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/libx32", "/lib64")
 _SHOWN_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
@@ -35,9 +35,10 @@ Mode = Literal["namespaces", "processes"]
 
 @dataclass(frozen=True)
 class Isolation:
-    """How one worker holds its programs. `uid` and `gid` are theirs; `own_pids` counts the worker's processes of that same uid.
+    """How a worker isolates its programs, which run as `uid` and `gid`.
 
-    `missing` says why there are no namespaces, "" if there are.
+    `own_pids` is the number of processes of the worker with the same uid. `missing` says why there are no namespaces;
+    it is "" if there are.
     """
 
     mode: Mode
@@ -46,9 +47,9 @@ class Isolation:
     own_pids: int
     missing: str
     protected_pids: tuple[int, ...] = ()
-    """Processes of that uid which programs can see and must not signal; a group is a negative number."""
+    """Processes of that uid which programs can see but must not signal; a process group is a negative number."""
     interpreter_hidden: bool = False
-    """Programs cannot read Python's own files: they have the modules that were imported beforehand and no others."""
+    """Programs cannot read Python's files, so they can import only modules that were loaded before."""
 
     def describe(self) -> str:
         """One line."""
@@ -60,27 +61,27 @@ class Isolation:
         )
         if self.mode == "namespaces":
             return (
-                "namespaces: each program has its own processes, a read-only view of the system without homes, a private /tmp, "
-                f"no network; it runs as {user} under {filtered} and resource limits"
+                "namespaces: each program has its own processes, a read-only view of the system without home "
+                f"directories, a private /tmp and no network; it runs as {user} under {filtered} and resource limits"
             )
         hidden = (
-            "; it imports only modules loaded beforehand: Python's files are not readable by others"
+            "; it can import only modules that are loaded already: Python's files are not readable by others"
             if self.interpreter_hidden
             else ""
         )
         return (
-            f"NO namespaces ({self.missing}): a program sees the machine's files and processes and may write where {user} may; it has "
-            f"a session and a directory of its own under {filtered} (no sockets but Unix ones) and resource limits, none of them on "
-            f"the sum of its files{hidden}"
+            f"NO namespaces ({self.missing}): a program sees the machine's files and processes and may write where "
+            f"{user} may; it has its own session and directory, {filtered} (only Unix sockets) and resource limits, "
+            f"but no limit on the total size of its files{hidden}"
         )
 
 
 def enter(namespaces: bool, host_pids: tuple[int, ...]) -> Isolation:
-    """Isolate this process, which has one thread and becomes a worker. Returns in a child where a PID namespace needs one.
+    """Isolate this single-threaded process, which becomes a worker. With a PID namespace, returns in a child process.
 
     Args:
-        namespaces: False does without, as on a machine that has none.
-        host_pids: processes that a program with the same uid must not signal (a group is negative).
+        namespaces: False uses none, as on a machine that allows none.
+        host_pids: processes that a program with the same uid must not signal (a process group is negative).
     """
     uid, gid = (_unprivileged_id("uid"), _unprivileged_id("gid")) if os.getuid() == 0 else (os.getuid(), os.getgid())
     missing = "switched off"
@@ -88,7 +89,9 @@ def enter(namespaces: bool, host_pids: tuple[int, ...]) -> Isolation:
         missing = _try_in_child()
         if not missing:
             _enter_namespaces(uid, gid)
-            own_pids, protected = (0, ()) if os.getuid() == 0 else (2, (1,))  # The launcher and the worker; the worker.
+            own_pids, protected = (
+                (0, ()) if os.getuid() == 0 else (2, (1,))
+            )  # own: launcher and worker; protected: worker
             kernel.set_dumpable(False)
             return Isolation("namespaces", uid, gid, own_pids, "", protected)
     kernel.become_subreaper()
@@ -100,7 +103,7 @@ def enter(namespaces: bool, host_pids: tuple[int, ...]) -> Isolation:
 
 
 def _unprivileged_id(kind: Literal["uid", "gid"]) -> int:
-    """One that nobody else has: high in the range that this user namespace knows, different for each worker."""
+    """An unused id: high in the range of this user namespace, and different for each worker."""
     with open(f"/proc/self/{kind}_map") as lines:
         end = max(int(first) + int(count) for first, _, count in (line.split() for line in lines))
     top = min(end, 1 << 31) - 2
@@ -108,7 +111,7 @@ def _unprivileged_id(kind: Literal["uid", "gid"]) -> int:
 
 
 def _try_in_child() -> str:
-    """Enter namespaces in a child process first, since there is no way back. Returns what is missing, or ""."""
+    """Try to enter namespaces in a child process, since a process cannot leave them. Returns what is missing, or ""."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -127,7 +130,7 @@ def _try_in_child() -> str:
 
 
 def _enter_namespaces(uid: int, gid: int) -> None:
-    """Leave this process waiting and return in a child that is process 1 of new namespaces, with a file system of its own."""
+    """Return in a child that is process 1 of new namespaces and has its own file system; this process waits for it."""
     flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET
     if os.getuid() == 0:
         if not kernel.has_sys_admin():
@@ -153,7 +156,7 @@ def _enter_namespaces(uid: int, gid: int) -> None:
 
 
 def _build_root(uid: int, gid: int) -> None:
-    """A root directory that holds what programs, compilers and Python need, all of it read-only, and nothing else."""
+    """Make a read-only root directory with only what programs, compilers and Python need."""
     prefix, shown_prefix = os.path.realpath(sys.base_prefix), sys.base_prefix
     kernel.mount("", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     root, old = "/tmp", "/old"
@@ -194,7 +197,7 @@ def _build_root(uid: int, gid: int) -> None:
     for directory in ("/proc", "/tmp", "/var"):
         os.mkdir(directory)
     os.symlink("/tmp", "/var/tmp")
-    # Before the old root goes: without rights over the whole machine, /proc may be mounted only where one is to be seen.
+    # Before the old root is unmounted: without global privileges, /proc can be mounted only while one is visible.
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, "subset=pid")
     kernel.unmount(old)
     os.rmdir(old)
@@ -209,14 +212,14 @@ def _write(path: str, text: str) -> None:
 
 
 def make_directory(isolation: Isolation, size_mb: int) -> str:
-    """A directory for one program, all of whose files take at most `size_mb` where there are namespaces."""
+    """Make the directory of one program. With namespaces its files take at most `size_mb` in total."""
     if isolation.mode == "namespaces":
         options = f"size={size_mb}m,nr_inodes={_INODES},mode=1777"
         kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
         directory = MOUNTED_DIRECTORY
         os.mkdir(directory, 0o700)
     else:
-        import tempfile  # Here and below: it brings `random`, which does something after every fork, and other things that cost.
+        import tempfile  # Local, here and below: it imports `random`, which makes every fork slower.
 
         directory = tempfile.mkdtemp(prefix=f"{WORK_PREFIX}{os.getpid()}-")
     if os.getuid() == 0:
@@ -225,16 +228,16 @@ def make_directory(isolation: Isolation, size_mb: int) -> str:
 
 
 def remove_directory(isolation: Isolation, directory: str) -> None:
-    """With whatever the program left there, unreadable directories included, and in other places where anybody may write."""
+    """Remove the directory, and what the program left in other world-writable places."""
     if isolation.mode == "namespaces":
         kernel.unmount("/tmp")
         return
     _remove_tree(directory)
-    if os.getuid() == 0:  # Whose programs have a user of their own.
+    if os.getuid() == 0:  # Then programs run as a separate user, whose files can be told apart.
         for parent in _WRITABLE_BY_ALL:
             for name in os.listdir(parent):
                 path = os.path.join(parent, name)
-                with suppress(FileNotFoundError):  # Others come and go there.
+                with suppress(FileNotFoundError):  # Other processes remove files there.
                     facts = os.lstat(path)
                     if facts.st_uid == isolation.uid:
                         _remove_tree(path) if stat.S_ISDIR(facts.st_mode) else os.unlink(path)
@@ -246,7 +249,7 @@ def _remove_tree(directory: str) -> None:
 
     with suppress(RecursionError):
         shutil.rmtree(directory, ignore_errors=True)
-    if os.path.exists(directory):  # Nested too deeply for Python, or with rights taken away.
+    if os.path.exists(directory):  # Nested too deeply for Python, or without permissions.
         subprocess.run(
             ["/bin/chmod", "-R", "u+rwX", directory], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -256,7 +259,7 @@ def _remove_tree(directory: str) -> None:
 
 
 def _remove_stale_directories() -> None:
-    """Those of workers that were killed before they could."""
+    """Remove directories of workers that were killed."""
     import tempfile
 
     parent = tempfile.gettempdir()
@@ -278,14 +281,14 @@ def _readable_by_others(path: str) -> bool:
 
 
 def drop_rights(isolation: Isolation) -> None:
-    """Become the program's user, for good."""
+    """Become the program's user, permanently."""
     if os.getuid() == 0:
         os.setgroups([])
         os.setresgid(isolation.gid, isolation.gid, isolation.gid)
-        os.setresuid(isolation.uid, isolation.uid, isolation.uid)  # Takes all capabilities.
+        os.setresuid(isolation.uid, isolation.uid, isolation.uid)  # drops all capabilities
     else:
         kernel.drop_capabilities()
-    # Both after the change of user, which resets them.
+    # Both must follow the change of user, which resets them.
     kernel.set_dumpable(True)
     if isolation.mode == "processes":
         kernel.die_with_parent(signal.SIGKILL)
@@ -294,7 +297,7 @@ def drop_rights(isolation: Isolation) -> None:
 def limit_resources(
     isolation: Isolation, cpu_s: float, memory_mb: int, processes: int, file_mb: int, stack: bool
 ) -> None:
-    """Limits of the kernel's, of each process. What they cannot count (resident memory, all processes together) the worker watches."""
+    """Set the kernel's limits, which hold per process. The worker watches resident memory and sums over processes."""
     seconds = int(cpu_s) + 1
     tasks = processes + isolation.own_pids
     if isolation.mode == "processes" and os.getuid() != 0:
@@ -308,37 +311,28 @@ def limit_resources(
 
 
 def restrict_worker() -> None:
-    """What holds for all programs alike and does not hinder the worker that they inherit it from."""
+    """Set restrictions of the worker that all its programs inherit."""
     kernel.no_new_privileges()
-    # Where memory is short, programs go before anything else on the machine, the largest first. Where /proc cannot be written, not.
+    # If memory runs out, the kernel kills programs before anything else, where /proc may be written.
     with suppress(PermissionError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     _limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-    _limit(
-        resource.RLIMIT_CORE, 1
-    )  # Unlike 0, this keeps a core from a program that the kernel would pipe it to as well.
+    _limit(resource.RLIMIT_CORE, 1)  # Unlike 0, this also prevents piping a core dump to a handler.
     _limit(resource.RLIMIT_MEMLOCK, 0)
     _limit(resource.RLIMIT_MSGQUEUE, 0)
     _limit(resource.RLIMIT_SIGPENDING, 128)
 
 
-_HARD_LIMITS = {
-    which: resource.getrlimit(which)[1]
-    for which in (
-        *(resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_STACK),
-        *(
-            resource.RLIMIT_NOFILE,
-            resource.RLIMIT_CORE,
-            resource.RLIMIT_MEMLOCK,
-            resource.RLIMIT_MSGQUEUE,
-            resource.RLIMIT_SIGPENDING,
-        ),
-    )
-}
+_LIMITED = (
+    *(resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_STACK),
+    *(resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK),
+    *(resource.RLIMIT_MSGQUEUE, resource.RLIMIT_SIGPENDING),
+)
+_HARD_LIMITS = {which: resource.getrlimit(which)[1] for which in _LIMITED}
 
 
 def _limit(which: int, soft: int, hard: int | None = None) -> None:
-    """As asked, or as the host's own limit has it where that is lower."""
+    """Set a limit, or the host's own hard limit if that is lower."""
     hard = soft if hard is None else hard
     highest = _HARD_LIMITS[which]
     if highest != resource.RLIM_INFINITY:
@@ -347,7 +341,7 @@ def _limit(which: int, soft: int, hard: int | None = None) -> None:
 
 
 def _tasks_of_user() -> int:
-    """Processes and threads that the user has already, since the kernel counts them all."""
+    """Number of processes and threads of the user, since the kernel counts them all."""
     tasks, user = 0, os.getuid()
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -360,6 +354,6 @@ def _tasks_of_user() -> int:
 
 
 def fail(descriptor: int, error: BaseException) -> NoReturn:
-    """Tell the worker that the program could not be started."""
+    """Report to the worker that the program could not be started, and exit."""
     os.write(descriptor, f"{type(error).__name__}: {error}"[:500].encode(errors="replace"))
     os._exit(1)

@@ -1,4 +1,4 @@
-"""System calls that Python's `os` has no function for, and the system-call filter. Linux only; numbers from its system-call tables."""
+"""Linux system calls that Python's `os` lacks, and the system-call filter. Numbers are from the tables of Linux."""
 
 from __future__ import annotations
 
@@ -41,38 +41,42 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 2
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 38, 47, 4
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
 _CAP_SYS_ADMIN = 21
-_NR_MOUNT_SETATTR = 442  # Everywhere, since Linux 5.12.
+_NR_MOUNT_SETATTR = 442  # On all architectures, since Linux 5.12.
 
 _MACHINES = ("x86_64", "aarch64")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NR_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
-# What no program on its own needs, and what hides memory from the accounting or opens more of the kernel than is good:
-# name, number on x86_64, number on aarch64 (None: has no such call).
+# Calls that programs do not need and that hide memory from the accounting or expose more of the kernel:
+# name, number on x86_64, number on aarch64 (None: it does not exist there).
 _DENIED: tuple[tuple[str, int | None, int | None], ...] = (
-    # Memory that outlives its process or is in nobody's resident set.
+    # Memory that outlives its process or is in no process's resident set.
     ("memfd_create", 319, 279), ("memfd_secret", 447, 447),
     ("shmget", 29, 194), ("msgget", 68, 186), ("semget", 64, 190), ("mq_open", 240, 180),
     # Other processes.
-    ("ptrace", 101, 117), ("process_vm_readv", 310, 270), ("process_vm_writev", 311, 271), ("process_madvise", 440, 440),
-    ("kcmp", 312, 272), ("pidfd_getfd", 438, 438), ("migrate_pages", 256, 238), ("move_pages", 279, 239),
+    ("ptrace", 101, 117), ("process_vm_readv", 310, 270), ("process_vm_writev", 311, 271),
+    ("process_madvise", 440, 440), ("kcmp", 312, 272), ("pidfd_getfd", 438, 438), ("migrate_pages", 256, 238),
+    ("move_pages", 279, 239),
     # Namespaces and mounts.
-    ("unshare", 272, 97), ("setns", 308, 268), ("chroot", 161, 51), ("mount", 165, 40), ("umount2", 166, 39), ("pivot_root", 155, 41),
-    ("open_tree", 428, 428), ("move_mount", 429, 429), ("fsopen", 430, 430), ("fsconfig", 431, 431), ("fsmount", 432, 432),
-    ("fspick", 433, 433), ("mount_setattr", 442, 442), ("name_to_handle_at", 303, 264), ("open_by_handle_at", 304, 265),
-    # Parts of the kernel that have had more holes than the rest.
+    ("unshare", 272, 97), ("setns", 308, 268), ("chroot", 161, 51), ("mount", 165, 40), ("umount2", 166, 39),
+    ("pivot_root", 155, 41), ("open_tree", 428, 428), ("move_mount", 429, 429), ("fsopen", 430, 430),
+    ("fsconfig", 431, 431), ("fsmount", 432, 432), ("fspick", 433, 433), ("mount_setattr", 442, 442),
+    ("name_to_handle_at", 303, 264), ("open_by_handle_at", 304, 265),
+    # Parts of the kernel that have had more vulnerabilities than others.
     ("io_uring_setup", 425, 425), ("io_uring_enter", 426, 426), ("io_uring_register", 427, 427),
     ("add_key", 248, 217), ("request_key", 249, 218), ("keyctl", 250, 219),
     ("bpf", 321, 280), ("perf_event_open", 298, 241), ("userfaultfd", 323, 282), ("fanotify_init", 300, 262),
-    ("modify_ldt", 154, None), ("kexec_load", 246, 104), ("syslog", 103, 116), ("vhangup", 153, 58), ("quotactl", 179, 60),
+    ("modify_ldt", 154, None), ("kexec_load", 246, 104), ("syslog", 103, 116), ("vhangup", 153, 58),
+    ("quotactl", 179, 60),
 )  # fmt: skip
 _SOCKET, _CLONE, _CLONE3 = (41, 198), (56, 220), (435, 435)
 # Calls whose first argument is a process: kill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_open, prlimit64,
 # sched_setaffinity, sched_setscheduler, sched_setparam, sched_setattr.
 _AIMED_AT_PROCESSES = (
-    (62, 129), (234, 131), (129, 138), (297, 240), (434, 434), (302, 261), (203, 122), (144, 119), (142, 118), (314, 274),
+    (62, 129), (234, 131), (129, 138), (297, 240), (434, 434),
+    (302, 261), (203, 122), (144, 119), (142, 118), (314, 274),
 )  # fmt: skip
-# tkill (of a thread), setpriority and ioprio_set (of a process, a group or a user): refused whole.
+# tkill (of a thread), setpriority and ioprio_set (of a process, a group or a user): refused altogether.
 _AIMED_OTHERWISE = ((200, 130), (141, 140), (251, 30))
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -87,7 +91,7 @@ class _FilterProgram(ctypes.Structure):
 
 
 class SeccompProgram:
-    """A filter in memory, made once so that a program's start has nothing left to make."""
+    """A filter in memory, built once, so that starting a program only has to install it."""
 
     def __init__(self, instructions: bytes) -> None:
         self._instructions = ctypes.create_string_buffer(instructions, len(instructions))
@@ -116,7 +120,7 @@ def mount(source: str, target: str, kind: str, flags: int = 0, options: str = ""
 
 
 def bind_read_only(source: str, target: str, *, devices: bool = False) -> None:
-    """Show `source`, with whatever is mounted below it, at `target`: never writable, no set-user-id, no devices unless asked for."""
+    """Show `source` and its submounts at `target`: read-only, without set-user-id, without devices unless `devices`."""
     mount(source, target, "", MS_BIND | MS_REC)
     attributes = _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | (0 if devices else _MOUNT_ATTR_NODEV)
     # struct mount_attr: attr_set, attr_clr, propagation, userns_fd.
@@ -147,7 +151,7 @@ def set_dumpable(dumpable: bool) -> None:
 
 
 def become_subreaper() -> None:
-    """Descendants whose parent dies become children of this process instead of running away."""
+    """Descendants whose parent dies become children of this process, so that it can find and kill them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -162,7 +166,7 @@ def has_sys_admin() -> bool:
 
 
 def drop_capabilities() -> None:
-    """All of them, for ever: the process has none, and with `no_new_privileges` no program it executes gains one."""
+    """Drop all capabilities permanently: with `no_new_privileges`, executed programs do not regain them."""
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     header = ctypes.create_string_buffer(struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0), 8)
     _check(_libc.capset(header, ctypes.create_string_buffer(24)), "capset")
@@ -170,10 +174,10 @@ def drop_capabilities() -> None:
 
 @functools.cache
 def seccomp_filter(protected_pids: tuple[int, ...] = ()) -> SeccompProgram | None:
-    """A filter (classic BPF) that refuses the calls above, sockets other than Unix ones and new namespaces, and permits the rest.
+    """A filter (classic BPF) that refuses the calls above, sockets other than Unix sockets, and new namespaces.
 
-    Processes in `protected_pids` (those with the same user that no PID namespace hides; a group is a negative number) cannot be
-    signalled either. None on a machine whose system-call numbers are not known here.
+    It also refuses signals to `protected_pids`: processes of the same user that no PID namespace hides; a process group
+    is a negative number. None on a machine whose system-call numbers are unknown.
     """
     machine = os.uname().machine
     if machine not in _MACHINES:
@@ -189,13 +193,13 @@ def seccomp_filter(protected_pids: tuple[int, ...] = ()) -> SeccompProgram | Non
         (answer, 0, 0, kill),
         (load, 0, 0, number_at),
     ]
-    if machine == "x86_64":  # The x32 calls, which are the same under other numbers.
+    if machine == "x86_64":  # The x32 calls are the same calls under other numbers.
         program += [(at_least, 0, 1, 0x40000000), (answer, 0, 0, kill)]
     numbers = [numbers[1 + column] for numbers in _DENIED]
     for number in numbers:
         if number is not None:
             program += [(equal, 0, 1, number), (answer, 0, 0, refuse)]
-    # glibc falls back to clone, whose flags a filter can see.
+    # On ENOSYS, glibc falls back to clone, whose flags a filter can check.
     program += [(equal, 0, 1, _CLONE3[column]), (answer, 0, 0, missing)]
     program += [(equal, 0, 4, _CLONE[column]), (load, 0, 0, argument_at)]
     program += [(has_bits, 0, 1, ALL_NAMESPACES & ~CLONE_NEWTIME), (answer, 0, 0, refuse), (answer, 0, 0, allow)]
@@ -219,6 +223,6 @@ def seccomp_filter(protected_pids: tuple[int, ...] = ()) -> SeccompProgram | Non
 
 
 def install_seccomp(program: SeccompProgram) -> None:
-    """For this process and all it starts. Needs `no_new_privileges`."""
+    """Install the filter for this process and its descendants. Needs `no_new_privileges`."""
     mode_filter = 2
     _check(_libc.prctl(_PR_SET_SECCOMP, mode_filter, program.address, 0, 0), "seccomp")

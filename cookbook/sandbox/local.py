@@ -1,4 +1,4 @@
-"""Runs Python and C++ programs on this machine, held by what Linux offers. See docs/sandbox.md for what that holds and what not."""
+"""The local sandbox: runs Python and C++ programs on this machine, isolated by Linux (see docs/sandbox.md)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SIGABRT = -6
 class LocalSandbox:
     """A `Sandbox` of worker processes on this machine (Linux), each of which runs one program at a time.
 
-    Programs are Python of this interpreter's version with its standard library alone, and C++ where there is a `g++`.
+    It runs Python of this interpreter's version with only the standard library, and C++ if `g++` is installed.
 
     Args:
-        workers: programs that run at once; None is the number of processors that this process may use.
+        workers: number of programs that run at the same time; None is one per processor that this process may use.
         require_isolation: refuse to work without namespaces.
-        wall_s, cpu_s, memory_mb, processes, file_mb, output_kb, compile_s: see `Limits`; for runs that bring no limits of their own.
+        wall_s, cpu_s, memory_mb, processes, file_mb, output_kb, compile_s: the `Limits` of runs that set none.
 
     Raises:
         ConfigError: not Linux, no namespaces although they are required, or workers do not start.
@@ -53,11 +53,11 @@ class LocalSandbox:
     ) -> None:
         if sys.platform != "linux":
             raise ConfigError(
-                f"sandbox: the local sandbox needs Linux, and this is {sys.platform}; use sandbox=sandbox_fusion instead"
+                f"sandbox: the local sandbox needs Linux, but this is {sys.platform}; use sandbox=sandbox_fusion"
             )
         if workers is not None and workers < 1:
             raise ConfigError(
-                f"sandbox.workers: {workers} is not a number of workers; give 1 or more, or null for one per processor"
+                f"sandbox.workers: {workers} is not a number of workers; set 1 or more, or null for one per processor"
             )
         self._limits = Limits(
             wall_s=wall_s,
@@ -82,8 +82,9 @@ class LocalSandbox:
         if missing and require_isolation:
             self.close()
             raise ConfigError(
-                f"sandbox.require_isolation: this machine gives programs no namespaces of their own ({missing}); allow unprivileged "
-                "user namespaces or run as root with CAP_SYS_ADMIN, use sandbox=sandbox_fusion, or set it to false"
+                f"sandbox.require_isolation: this machine has no namespaces for programs ({missing}); allow "
+                "unprivileged user namespaces, run as root with CAP_SYS_ADMIN, use sandbox=sandbox_fusion, "
+                "or set it to false"
             )
         notice(f"sandbox: {self._isolation}")
 
@@ -103,11 +104,11 @@ class LocalSandbox:
         files: Mapping[str, str] | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
-        """See `Sandbox.run`. A run that is cancelled while it waits for a worker never starts; one that has started ends by its limits.
+        """See `Sandbox.run`. A cancelled run that waits for a worker never starts; a running one ends by its limits.
 
         Raises:
-            ConfigError: the sandbox does not have the language, or is closed.
-            ValueError: a name in `files` leads out of the program's directory.
+            ConfigError: the sandbox does not support the language, or is closed.
+            ValueError: a name in `files` is outside the program's directory.
         """
         if language not in self._languages:
             hint = f"install {cpp.COMPILER}" if language == "cpp" else "use sandbox=sandbox_fusion"
@@ -116,7 +117,7 @@ class LocalSandbox:
         for name in given:
             parts = PurePosixPath(name).parts
             if not parts or name.startswith("/") or ".." in parts or "\0" in name:
-                raise ValueError(f"{name!r} is not a name inside the program's directory")
+                raise ValueError(f"{name!r} is not a file name inside the program's directory")
         work = partial(_run_program, self._pool, code, language, stdin, given, limits or self._limits)
         return await asyncio.wrap_future(self._pool.submit(work))
 
@@ -125,7 +126,7 @@ class LocalSandbox:
 
 
 class _Pool:
-    """Workers and the threads that wait for them. Knows nothing of the sandbox that owns it, so that this can be collected."""
+    """Workers and the threads that use them. Does not refer to its sandbox, so that the sandbox can be collected."""
 
     def __init__(self, size: int) -> None:
         self._executor = ThreadPoolExecutor(size, thread_name_prefix="sandbox")
@@ -136,7 +137,7 @@ class _Pool:
         self.binaries = cpp.BinaryCache()
 
     def probe(self) -> tuple[str, str]:
-        """Start the first worker and see that it works; returns its isolation and what that lacks."""
+        """Start the first worker and test it. Returns its isolation, and why it has no namespaces ("" if it has)."""
         worker = self._take()
         outcome = worker.run({INTERPRETED_NAME: ""}, "", Limits())
         if outcome.exit != 0:
@@ -146,14 +147,14 @@ class _Pool:
 
     def submit(self, work: Callable[[], ExecResult]) -> Future[ExecResult]:
         if self._closed:
-            raise ConfigError("sandbox: the local sandbox is closed; make a new one")
+            raise ConfigError("sandbox: the local sandbox is closed; create a new one")
         return self._executor.submit(work)
 
     def run(self, work: Callable[[Worker], Outcome]) -> Outcome:
-        """`work` on a free worker; on another one if that fails.
+        """Do `work` on a free worker, and on another one if the first fails.
 
         Raises:
-            WorkerError: it failed again.
+            WorkerError: the second one failed too.
         """
         attempt = 1
         while True:
@@ -171,7 +172,7 @@ class _Pool:
             return outcome
 
     def _take(self) -> Worker:
-        """A free worker, new where there is none: there are never more of them than threads."""
+        """A free worker, or a new one. There are never more workers than threads."""
         with self._lock:
             if self._closed:
                 raise WorkerError("the sandbox was closed")
@@ -192,7 +193,7 @@ class _Pool:
             self._all.discard(worker)
 
     def close(self) -> None:
-        """End all workers, whatever they run. What waits is cancelled; what runs ends as an infrastructure error."""
+        """End all workers. Waiting runs are cancelled; current runs end as infrastructure errors."""
         with self._lock:
             self._closed = True
             workers = list(self._all)
@@ -204,7 +205,7 @@ class _Pool:
 
 
 USE_NAMESPACES = True
-"""Tests set this to False to see what a machine without namespaces does."""
+"""Tests set this to False to emulate a machine without namespaces."""
 
 
 def _run_program(
@@ -236,7 +237,7 @@ def _run_program(
 def _result(outcome: Outcome, status: ExecStatus | None = None) -> ExecResult:
     stdout, stderr = (stream.decode("utf-8", errors="replace") for stream in (outcome.stdout, outcome.stderr))
     if status == "compile_error" and outcome.broken:
-        stderr += f"\nthe compiler was ended at its limit: {outcome.broken}"
+        stderr += f"\nthe compiler was killed at its limit: {outcome.broken}"
     status = status or outcome.broken or ("ok" if outcome.exit == 0 else "runtime_error")
     if status == "runtime_error" and _ran_out_of_memory(outcome.exit, stderr):
         status = "memory"
@@ -244,6 +245,6 @@ def _result(outcome: Outcome, status: ExecStatus | None = None) -> ExecResult:
 
 
 def _ran_out_of_memory(status: int | None, stderr: str) -> bool:
-    """The program was refused memory and ended by that; believing its own words is harmless, since it failed either way."""
+    """Whether the program says that it got no memory. Believing it is harmless, since the program failed anyway."""
     last_line = stderr.rstrip().rpartition("\n")[2]
     return (status == 1 and last_line.startswith("MemoryError")) or (status == _SIGABRT and "std::bad_alloc" in stderr)

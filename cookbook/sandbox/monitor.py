@@ -1,4 +1,4 @@
-"""Limits that the kernel does not keep for us: resident memory and CPU time of all processes of a run together, and its output."""
+"""Watches limits that the kernel does not enforce: memory and CPU time of all processes of a run, and its output."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _PARENT, _USER_TIME, _CHILDREN_SYSTEM_TIME, _RESIDENT = 1, 11, 14, 21
 
 
 class Monitor:
-    """Looks at a run every `interval_s`.
+    """Checks the limits of one run. `check` is to be called every `interval_s`.
 
     Args:
-        tree: /proc shows other processes than the run's too: those below this process are the run's.
-        cpu_s: user and system time of all processes, those that have ended included.
-        memory_mb: resident memory of all processes; pages that several share count once.
-        output: files of stdout and stderr.
-        output_kb: largest size of each.
+        tree: /proc shows other processes too; those of the run are the descendants of this process.
+        cpu_s: limit of the user and system time of all processes, including those that have ended.
+        memory_mb: limit of the resident memory of all processes; shared pages count once.
+        output: descriptors of stdout and stderr.
+        output_kb: largest size of each output.
     """
 
     def __init__(self, *, tree: bool, cpu_s: float, memory_mb: int, output: tuple[int, ...], output_kb: int) -> None:
@@ -33,7 +33,7 @@ class Monitor:
         self.cpu_s = 0.0
 
     def check(self) -> str | None:
-        """The limit that is broken now, as a status."""
+        """The limit that is exceeded now, as a status."""
         if self._output_too_large():
             return "output"
         own = os.getpid()
@@ -53,7 +53,7 @@ class Monitor:
         return "timeout" if cpu_s > self._cpu_limit_s else None
 
     def final(self, cpu_s: float, largest_mb: float) -> str | None:
-        """The limit that was broken between the last look and the end, `largest_mb` being the largest process at its largest."""
+        """The limit exceeded between the last check and the end. `largest_mb` is the peak of the largest process."""
         self.peak_mb = max(self.peak_mb, largest_mb)
         if self._output_too_large():
             return "output"
@@ -66,12 +66,12 @@ class Monitor:
 
 
 def descendants(root: int) -> list[int]:
-    """Processes below `root`."""
+    """The descendants of process `root`."""
     return list(_processes(below=root))
 
 
 def _processes(below: int | None) -> dict[int, list[bytes]]:
-    """Process ids and the fields of their `stat` after the name; those below `below` if it is given, otherwise all."""
+    """The fields of `stat` after the name by process id, for the descendants of `below`, or for all processes."""
     found: dict[int, list[bytes]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -98,7 +98,7 @@ def _processes(below: int | None) -> dict[int, list[bytes]]:
 
 
 def _proportional_mb(pid: int, resident_mb: float) -> float:
-    """Resident memory, each shared page divided among those who share it; all of it where a process does not let itself be read."""
+    """Resident memory with each shared page divided among its users; `resident_mb` if the process cannot be read."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as lines:
             return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(b"Pss:")), 0.0)

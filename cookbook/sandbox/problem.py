@@ -1,4 +1,4 @@
-"""What a programming problem is graded by. Datasets make these, `rewards.code` runs them."""
+"""Programming problems: the tests by which a program is judged. Datasets build them, `rewards.code` runs them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cookbook.sandbox.base import Language
 class StdinTests:
     """Each case is the text on stdin and the expected stdout.
 
-    Lines are compared without trailing whitespace, then token by token; tokens that are numbers may differ by
-    `float_tolerance` (absolute or relative) where it is given. A `checker` replaces the comparison: a Python program that reads the
-    files `input.txt`, `expected.txt` and `output.txt`, and exits with status 0 to accept, 1 to refuse.
+    Outputs are compared token by token; tokens that are numbers may differ by `float_tolerance` (absolute or relative)
+    if it is set. A `checker` replaces the comparison: a Python program that reads the files `input.txt`, `expected.txt`
+    and `output.txt`, and exits with status 0 to accept, 1 to reject.
     """
 
     cases: tuple[tuple[str, str], ...]
@@ -24,7 +24,7 @@ class StdinTests:
 
 @dataclass(frozen=True)
 class CallTests:
-    """Each case is the arguments for a function, or for a method of class `Solution`, and the value expected of it: JSON values all."""
+    """Each case is the arguments of a function, or a method of class `Solution`, and the expected value; all JSON."""
 
     function_name: str
     cases: tuple[tuple[tuple[Any, ...], Any], ...]
@@ -33,9 +33,10 @@ class CallTests:
 
 @dataclass(frozen=True)
 class AssertTests:
-    """Python statements that raise unless the program is right (MBPP, HumanEval).
+    """Python statements that raise unless the program is correct (MBPP, HumanEval).
 
-    `functions` are the program's; every call of one is answered by the program's own process. `setup` and the tests run apart from it.
+    `functions` are those of the program; its own process answers every call of one. `setup` and the tests run in
+    another process.
     """
 
     tests: tuple[str, ...]
@@ -45,11 +46,11 @@ class AssertTests:
 
 @dataclass(frozen=True)
 class CodeProblem:
-    """How the programs for an example are run and judged; it is `example.extra["problem"]`.
+    """How the programs for an example are run and judged; stored in `example.extra["problem"]`.
 
-    `time_limit_s` is CPU time per test, `memory_limit_mb` resident memory; None leaves both to the reward's own limits.
-    `prelude` stands before the program (imports that the problem promises). An example's gold program, where known, is
-    `example.extra["solution"]`, and its language `example.extra["solution_language"]` (default python).
+    `time_limit_s` is CPU time per test, `memory_limit_mb` resident memory; None means the limits of the reward.
+    `prelude` is inserted before the program (imports that the problem promises). The gold program of an example, if
+    known, is `example.extra["solution"]`, and its language `example.extra["solution_language"]` (default python).
     """
 
     tests: StdinTests | CallTests | AssertTests

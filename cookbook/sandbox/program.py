@@ -1,4 +1,4 @@
-"""The last steps before a program has the process, and the first after it: run in the process that is to be the program's."""
+"""Starts a program in its own process: drops rights, sets limits, then runs Python source or executes a binary."""
 
 from __future__ import annotations
 
@@ -18,112 +18,28 @@ from cookbook.sandbox import kernel
 from cookbook.sandbox.isolation import MOUNTED_DIRECTORY, Isolation, drop_rights, fail, limit_resources
 from cookbook.sandbox.protocol import ARTIFACT, INTERPRETED_NAME
 
-# What programs ask for most, imported once for all of them. Each module makes every fork a little dearer, and those that do
-# something after it (random, threading, logging) much: those are left to the programs that want them.
+# The modules that programs import most, loaded once for all of them. Every module makes each fork a little slower, and
+# those that act after a fork (random, threading, logging) much slower: programs import those themselves.
 PREIMPORTED = (
-    *(
-        "__future__",
-        "abc",
-        "array",
-        "bisect",
-        "cmath",
-        "collections",
-        "copy",
-        "dataclasses",
-        "datetime",
-        "decimal",
-        "enum",
-        "fractions",
-    ),
-    *("functools", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "os", "re", "string"),
-    *("struct", "sys", "time", "traceback", "types", "typing"),
-)
-# And these where a program cannot read the files that they come from.
+    "__future__", "abc", "array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
+    "enum", "fractions", "functools", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "os", "re",
+    "string", "struct", "sys", "time", "traceback", "types", "typing",
+)  # fmt: skip
+# Loaded as well if programs cannot read the files of Python.
 PREIMPORTED_WHERE_HIDDEN = (
-    *("_strptime", "argparse", "ast", "asyncio", "base64", "binascii", "bz2", "calendar", "codecs", "collections.abc"),
-    *(
-        "concurrent.futures.process",
-        "concurrent.futures.thread",
-        "configparser",
-        "contextlib",
-        "contextvars",
-        "csv",
-        "ctypes",
-    ),
-    *(
-        "difflib",
-        "dis",
-        "encodings.ascii",
-        "encodings.idna",
-        "encodings.latin_1",
-        "encodings.utf_16",
-        "fileinput",
-        "fnmatch",
-    ),
-    *(
-        "getopt",
-        "glob",
-        "graphlib",
-        "gzip",
-        "hashlib",
-        "hmac",
-        "html",
-        "inspect",
-        "ipaddress",
-        "keyword",
-        "linecache",
-        "locale",
-    ),
-    *("logging", "lzma", "multiprocessing.managers", "multiprocessing.pool", "multiprocessing.popen_fork"),
-    *(
-        "multiprocessing.queues",
-        "multiprocessing.shared_memory",
-        "multiprocessing.synchronize",
-        "pathlib",
-        "pickle",
-        "pkgutil",
-    ),
-    *(
-        "platform",
-        "pprint",
-        "queue",
-        "random",
-        "reprlib",
-        "sched",
-        "secrets",
-        "select",
-        "selectors",
-        "shlex",
-        "shutil",
-        "signal",
-    ),
-    *(
-        "socket",
-        "stat",
-        "statistics",
-        "subprocess",
-        "tempfile",
-        "textwrap",
-        "threading",
-        "timeit",
-        "tokenize",
-        "tomllib",
-    ),
-    *(
-        "unicodedata",
-        "unittest.mock",
-        "urllib.parse",
-        "uuid",
-        "warnings",
-        "weakref",
-        "xml.etree.ElementTree",
-        "zipfile",
-        "zlib",
-    ),
-    "zoneinfo",
-)
+    "_strptime", "argparse", "ast", "asyncio", "base64", "binascii", "bz2", "calendar", "codecs", "collections.abc",
+    "concurrent.futures.process", "concurrent.futures.thread", "configparser", "contextlib", "contextvars", "csv",
+    "ctypes", "difflib", "dis", "encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.utf_16",
+    "fileinput", "fnmatch", "getopt", "glob", "graphlib", "gzip", "hashlib", "hmac", "html", "inspect", "ipaddress",
+    "keyword", "linecache", "locale", "logging", "lzma", "multiprocessing.managers", "multiprocessing.pool",
+    "multiprocessing.popen_fork", "multiprocessing.queues", "multiprocessing.shared_memory",
+    "multiprocessing.synchronize", "pathlib", "pickle", "pkgutil", "platform", "pprint", "queue", "random", "reprlib",
+    "sched", "secrets", "select", "selectors", "shlex", "shutil", "signal", "socket", "stat", "statistics",
+    "subprocess", "tempfile", "textwrap", "threading", "timeit", "tokenize", "tomllib", "unicodedata", "unittest.mock",
+    "urllib.parse", "uuid", "warnings", "weakref", "xml.etree.ElementTree", "zipfile", "zlib", "zoneinfo",
+)  # fmt: skip
 
-# Where descriptors are kept that a program's start closes; a zygote has none so high, and all others are closed before.
+# Descriptors that are kept until a program starts. A zygote uses none so high, and all others are closed before.
 _FAILURES, _EXTRA = 64, 65
 
 
@@ -132,11 +48,12 @@ class Program:
     """A program that is ready to run in this process.
 
     Attributes:
-        path, source: the Python file and what it holds; of no account where something is executed.
-        arguments: argv of what is executed; empty for Python.
+        path, source: the Python file and its content; unused if a binary is executed.
+        arguments: argv of the binary; empty for Python.
         executable: an open file to execute; None finds `arguments[0]` on the PATH.
         artifact: an open file that receives `ARTIFACT` if the program succeeds.
-        failures: a pipe to tell the worker that the program was never started.
+        failures: a pipe to report to the worker that the program could not be started.
+        seccomp: the system-call filter; None if there is none for this machine.
     """
 
     path: str
@@ -191,15 +108,16 @@ def _interpret(path: str, source: bytes, main: ModuleType) -> NoReturn:
 def prepare(
     isolation: Isolation, directory: str, order: Mapping[str, Any], descriptors: Sequence[int], failures: int
 ) -> Program:
-    """Give this process the program's rights, directory, streams and limits. Only then is the request read.
+    """Give this process the program's rights, directory, streams and limits, and read the request.
 
     Args:
-        directory: the program's own.
-        order: "limits", see `isolation.limit_resources`; "extra", what the last descriptor is: "executable",
-            "artifact" or None where there is none.
-        descriptors: the request, stdin, stdout, stderr, and the extra one. The request is marshalled:
+        isolation: that of the worker.
+        directory: the directory of the program.
+        order: "limits", see `isolation.limit_resources`; "extra", the kind of the extra descriptor: "executable",
+            "artifact" or None.
+        descriptors: the request, stdin, stdout, stderr, and possibly the extra one. The request is marshalled:
             {"files": {name: content}, "arguments": (...)}; arguments are empty for Python.
-        failures: a pipe to tell the worker that the program was never started.
+        failures: a pipe to report to the worker that the program could not be started.
     """
     try:
         os.setsid()
@@ -207,7 +125,7 @@ def prepare(
         given = marshal.loads(os.pread(request, os.fstat(request).st_size, 0))
         for target, source in enumerate((stdin, stdout, stderr)):
             os.dup2(source, target)
-        # What is needed goes above everything that is to be closed.
+        # Move the needed descriptors above all those that are closed next.
         os.dup2(failures, _FAILURES, inheritable=False)
         for descriptor in extra:
             os.dup2(descriptor, _EXTRA, inheritable=False)
@@ -241,7 +159,7 @@ def write_file(path: str, content: bytes) -> None:
 
 
 def clean_template() -> None:
-    """Do once for all programs what makes an interpreter look like one that has just been started."""
+    """Make this interpreter look newly started, as far as that can be done once for all programs."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "cookbook"]:
         del sys.modules[name]
     os.environ.clear()
@@ -251,7 +169,7 @@ def clean_template() -> None:
 
 
 def _fresh_interpreter(path: str) -> ModuleType:
-    """Make this look like an interpreter that has just been started on `path`; returns the module `__main__`."""
+    """Make this interpreter look newly started on `path`; returns the module `__main__`."""
     sys.argv[:] = [path]
     sys.path.insert(0, os.path.dirname(path))
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -263,7 +181,7 @@ def _fresh_interpreter(path: str) -> ModuleType:
 
 
 def _exit_status(request: SystemExit) -> int:
-    """As the interpreter does: a number is the status, nothing is 0, and anything else is printed."""
+    """The exit status as the interpreter sets it: a number is the status, None is 0, anything else is printed."""
     code = request.code
     if code is None:
         return 0
@@ -277,7 +195,7 @@ def _exit_status(request: SystemExit) -> int:
 
 
 def _report(error: BaseException, path: str) -> None:
-    """The traceback, from the program's first line on."""
+    """Print the traceback, starting at the program's own code."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != path:
         trace = trace.tb_next
@@ -289,7 +207,7 @@ def _report(error: BaseException, path: str) -> None:
 
 
 def _finish(status: int) -> NoReturn:
-    """What an interpreter does at its end, short of taking itself to pieces."""
+    """Do what an interpreter does at exit, except for its teardown."""
     try:
         if threading := sys.modules.get("threading"):
             threading._shutdown()

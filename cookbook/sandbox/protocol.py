@@ -1,10 +1,10 @@
-"""What the host and its workers agree on. Of the modules that workers consist of, the host imports no other."""
+"""Constants shared by the host and its workers. The host imports no other module that runs in workers."""
 
 MAX_MESSAGE = 1 << 16
-"""Bytes of one message on the socket between them; what is large is passed as an open file."""
+"""Bytes of one message on the socket between them; larger data are passed as open files."""
 INTERPRETED_NAME = "main.py"
-"""The Python program, among the files of its directory."""
+"""The file name of the Python program in its directory."""
 ARTIFACT = "artifact"
-"""The file that a compiler leaves."""
+"""The file that a compiler writes."""
 WORK_PREFIX = "cookbook-sandbox-"
-"""Of the directories that programs have where there are no namespaces; the process id of the worker follows."""
+"""Prefix of program directories without namespaces; the process id of the worker follows."""

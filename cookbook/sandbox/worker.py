@@ -1,4 +1,4 @@
-"""The host's end of one worker process (see `zygote`): starts it, hands it runs, and gets rid of it."""
+"""The host's side of a worker process (see `zygote`): starts it, gives it runs, and ends it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cookbook.sandbox.base import Limits
 from cookbook.sandbox.protocol import MAX_MESSAGE
 
 _ROOT = str(Path(__file__).parents[2])
-# Run by a Python that sees nothing but its standard library, and then the modules of this package's directory.
+# Run by a Python that sees only its standard library; the modules of this package are imported from its directory.
 _BOOTSTRAP = """
 import sys
 sys.path[0] = sys.argv[1]
@@ -34,12 +34,12 @@ _END_S = 5.0
 
 
 class WorkerError(Exception):
-    """A worker died, hangs, or cannot start a program."""
+    """A worker died, does not answer, or cannot start a program."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. `broken` is the limit that ended it, `exit` the status of a program that ended by itself."""
+    """How a run ended: `broken` is the limit that it exceeded, `exit` the status of a program that exited by itself."""
 
     broken: Literal["timeout", "memory", "output"] | None
     exit: int | None
@@ -51,17 +51,17 @@ class Outcome:
 
 
 class Worker:
-    """One worker process. Not for several threads at once, but `end` may be called from any.
+    """One worker process. Used by one thread at a time, except for `end`, which any thread may call.
 
     Args:
-        namespaces: False does without them, as on a machine that has none.
+        namespaces: False uses none, as on a machine that allows none.
 
     Attributes:
         isolation: one line; see `Isolation.describe`.
-        missing: why there are no namespaces, "" if there are.
+        missing: why there are no namespaces; "" if there are.
 
     Raises:
-        WorkerError: it did not start.
+        WorkerError: the process did not start.
     """
 
     def __init__(self, *, namespaces: bool = True) -> None:
@@ -76,7 +76,7 @@ class Worker:
             arguments = [theirs.fileno(), host, int(namespaces), os.getpid(), -os.getpgrp()]
             try:
                 self._process = subprocess.Popen(
-                    # As in a virtual environment's own: the interpreter that it was made from, whose prefix workers show to programs.
+                    # The base interpreter, also in a virtual environment: workers show its prefix to programs.
                     [_PYTHON, "-s", "-S", "-B", "-c", _BOOTSTRAP, _ROOT, *map(str, arguments)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -114,15 +114,16 @@ class Worker:
         """Run one program and wait for its end. Blocks.
 
         Args:
-            files: what its directory holds.
+            files: the content of its directory.
             stdin: its input.
-            limits: all but `compile_s`.
-            arguments: argv of what is executed; empty for the Python program `main.py` among `files`.
-            executable: an open file to execute as `arguments`, instead of a program on the PATH.
-            artifact: an open file that receives what the program, if it succeeds, leaves in the file `ARTIFACT`.
+            limits: its limits; `compile_s` is ignored.
+            arguments: argv of a binary; empty for the Python program `main.py` among `files`.
+            executable: an open file to execute with `arguments`, instead of a program on the PATH.
+            artifact: an open file that receives the file `ARTIFACT` if the program succeeds.
 
         Raises:
-            WorkerError: the worker is of no use any more, or could not start the program; says nothing about the program.
+            WorkerError: the worker cannot be used any more, or could not start the program. Says nothing about the
+                program.
         """
         contents = {name: text.encode(errors="replace") for name, text in files.items()}
         given = marshal.dumps({"files": contents, "arguments": tuple(arguments)})
@@ -142,7 +143,7 @@ class Worker:
                     "cpu_s": limits.cpu_s,
                     "memory_mb": limits.memory_mb,
                     "processes": limits.processes,
-                    # The kernel's limit on a file holds for what the program prints too.
+                    # The kernel's limit on files also holds for stdout and stderr.
                     "file_mb": max(limits.file_mb, limits.output_kb // 1024 + 1),
                 },
                 "wall_s": limits.wall_s,
@@ -179,24 +180,24 @@ class Worker:
         return json.loads(message)
 
     def end(self) -> None:
-        """End the worker and all that it runs, and wait until they have ended. May be called again."""
-        with suppress(OSError):  # It has ended already.
-            self._control.shutdown(socket.SHUT_WR)  # It takes this for the end of the host.
+        """End the worker and everything that it runs, and wait until all have ended. May be called again."""
+        with suppress(OSError):  # The worker may have ended already.
+            self._control.shutdown(socket.SHUT_WR)  # The worker treats this as the end of the host.
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        with self._busy:  # A run that another thread waits for has failed by now.
+        with self._busy:  # A run in another thread has failed by now.
             if self._control.fileno() != -1:
                 with suppress(WorkerError):
-                    while True:  # Until what was below the process has gone too.
+                    while True:  # Until all descendants of the process have closed the socket.
                         self._receive(_END_S)
                 self._control.close()
 
 
 def memory_file(name: str, content: bytes = b"", *, sealable: bool = False) -> int:
-    """An anonymous file in memory, at its beginning."""
+    """Make an anonymous file in memory, positioned at its beginning."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealable else 0))
     try:
         view = memoryview(content)
@@ -210,7 +211,7 @@ def memory_file(name: str, content: bytes = b"", *, sealable: bool = False) -> i
 
 
 def read_file(descriptor: int, limit: int) -> bytes:
-    """Its first `limit` bytes, wherever it stands."""
+    """The first `limit` bytes of an open file, whatever its position."""
     parts: list[bytes] = []
     offset = 0
     while offset < limit and (part := os.pread(descriptor, min(limit - offset, 1 << 20), offset)):

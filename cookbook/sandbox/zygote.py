@@ -1,12 +1,12 @@
-"""A worker: a process that is isolated once and then forks for each run, so that a program finds Python started and its modules imported.
+"""A worker process: isolates itself once and then forks for each run, so that programs start with Python initialised.
 
-    host --socket--> launcher    (only waits, and only where there are namespaces)
-                       zygote    (this module; process 1 of the worker's namespaces; forks, watches and kills, runs nothing itself)
-                         program (without rights; holds descriptors 0, 1 and 2 only)
+    host --socket--> launcher    (only waits; exists only with namespaces)
+                       zygote    (this module; process 1 of the worker's namespaces; forks, watches and kills programs)
+                         program (without rights; has only descriptors 0, 1 and 2)
 
-The zygote reads only limits. What is private to a run - source, files - is first read in the program's own process, so that no
-later one finds a trace of it in the memory that it is forked from. One run is over, with every process that it left behind
-killed and reaped, before the next begins.
+The zygote reads only limits. The private data of a run (source, files) are first read in the program's own process, so
+that later programs, which are forked from the zygote, find no trace of them in memory. All processes of a run are
+killed and reaped before the next run begins.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _HOST_GONE = "host gone"
 
 
 def serve(control_fd: int, host_fd: int, namespaces: bool, host_pids: tuple[int, ...]) -> Program:
-    """Serve runs until the host closes the socket or dies. Returns only in a process that is to become a program.
+    """Serve runs until the host closes the socket or dies. Returns only in a process that becomes a program.
 
     Args:
         control_fd: a SOCK_SEQPACKET socket to the host.
         host_fd: a pidfd of the host.
-        namespaces: False does without.
-        host_pids: what programs must not signal.
+        namespaces: False uses none.
+        host_pids: processes that programs must not signal.
     """
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -58,7 +58,7 @@ def serve(control_fd: int, host_fd: int, namespaces: bool, host_pids: tuple[int,
         sys.exit(1)
     control.send(json.dumps({"missing": isolation.missing, "isolation": isolation.describe()}).encode())
     clean_template()
-    # Objects made so far are never garbage: the collector would only copy their pages into every program.
+    # The objects made so far are never garbage: the collector would only copy their pages into every program.
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -68,7 +68,7 @@ def serve(control_fd: int, host_fd: int, namespaces: bool, host_pids: tuple[int,
             sys.exit(0)
         outcome = _run(isolation, control_fd, host_fd, json.loads(message), descriptors)
         if isinstance(outcome, Program):
-            control.detach()  # Closed here already; the number may be a file of the program's by now.
+            control.detach()  # Closed in this process already; the program may reuse the number.
             return outcome
         for descriptor in descriptors:
             os.close(descriptor)
@@ -78,7 +78,7 @@ def serve(control_fd: int, host_fd: int, namespaces: bool, host_pids: tuple[int,
 def _run(
     isolation: Isolation, control: int, host_fd: int, order: dict[str, Any], descriptors: list[int]
 ) -> dict[str, Any] | Program:
-    """Start a program, watch it, and clean up. In the program's process returns the program."""
+    """Start a program, watch it, and clean up. In the program's own process, returns the program."""
     failures, failures_write = os.pipe()
     before = _children_cpu_s()
     directory = make_directory(isolation, order["directory_mb"])
@@ -120,7 +120,7 @@ def _children_cpu_s() -> float:
 
 
 def _watch(monitor: Monitor, program: int, control: int, host_fd: int, deadline: float) -> str | None:
-    """Wait until a program ends by itself (None) or breaks a limit (which)."""
+    """Wait until a program exits (None) or exceeds a limit (its name)."""
     ended = os.pidfd_open(program)
     poller = select.poll()
     for descriptor in (ended, control, host_fd):
@@ -142,10 +142,10 @@ def _watch(monitor: Monitor, program: int, control: int, host_fd: int, deadline:
 
 
 def _end(isolation: Isolation, program: int) -> tuple[int, float]:
-    """End all processes of a run and wait until they have; returns the wait status of the program and the size of the largest in MB."""
+    """Kill and reap all processes of a run. Returns the wait status of the program and the largest peak in MB."""
     _kill_all(isolation)
     _, status, usage = os.wait4(program, 0)
-    # What lost its parent has become a child of this process.
+    # Processes that lost their parents have become children of this process.
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
@@ -157,9 +157,8 @@ def _end(isolation: Isolation, program: int) -> tuple[int, float]:
 
 def _kill_all(isolation: Isolation) -> None:
     if isolation.mode == "namespaces":
-        _signal(
-            -1, signal.SIGKILL
-        )  # From process 1: everything else in the namespace, at once, so that forking cannot outrun it.
+        # From process 1: kills everything else in the namespace at once, so that forking cannot outrun it.
+        _signal(-1, signal.SIGKILL)
     elif os.getuid() == 0:
         _kill_user(isolation.uid)
     else:
@@ -177,7 +176,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _kill_user(uid: int) -> None:
-    """All processes of the user that only this worker's programs have, at once."""
+    """Kill all processes of the user, which only programs of this worker have, at once."""
     killer = os.fork()
     if killer == 0:
         os.setresuid(uid, uid, uid)
@@ -189,6 +188,6 @@ def _kill_user(uid: int) -> None:
 
 
 def main(arguments: list[str]) -> Program:
-    """Called by the host's bootstrap with the arguments of `serve` as text."""
+    """Entry point for the host's bootstrap: the arguments of `serve` as text."""
     control_fd, host_fd, namespaces, *host_pids = (int(argument) for argument in arguments)
     return serve(control_fd, host_fd, bool(namespaces), tuple(host_pids))

@@ -107,7 +107,7 @@ class Tracker:
         append_lines(self._rollouts_path, rollout_records(step, groups))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """End the run: write `summary.json`, curves and report, and end the loggers. `status` "completed" is success."""
+        """End the run: write `summary.json`, curves and report, end the loggers. `status` "completed" is success."""
         self._ended = True
         self._console.stop_bar()
         summary = redact(summary)

@@ -99,7 +99,7 @@ def test_files_are_given_and_large_input_and_output_pass(sandbox: LocalSandbox) 
     assert result.status == "ok" and result.stdout.startswith("given\n 8000000\n") and result.stdout.endswith("yyy")
     assert len(result.stdout) > 1_000_000
     for name in ("../x", "/x", "", "a/../../x"):
-        with pytest.raises(ValueError, match="not a name inside"):
+        with pytest.raises(ValueError, match="not a file name inside"):
             run(sandbox, "", files={name: ""})
 
 
