@@ -1,1 +1,1 @@
-"""Reward functions: one module per family. The contract is `cookbook.core.rollouts.Reward`; docs/rewards.md shows how to write one."""
+"""Reward functions, one module per family. docs/rewards.md shows how to write one (`cookbook.core.rollouts.Reward`)."""

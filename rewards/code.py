@@ -1,4 +1,4 @@
-"""Programs, judged by running them against tests in a sandbox. What a completion can do about its own verdict: docs/rewards.md."""
+"""The code reward: runs the program of a completion against the tests of its example, in a sandbox."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _SILENT: dict[Language, str] = {
 
 
 class CodeReward:
-    """1.0 when the program in a completion passes every test of its example, else 0.0; with mode "fraction" the share of tests passed.
+    """1.0 if the program in a completion passes all tests of its example, else 0.0; or the share passed.
 
-    The example's `extra["problem"]` is a `cookbook.sandbox.problem.CodeProblem`. `format_weight` is added where the program stands
-    between two code fences of which the first is tagged with the language, whatever the tests say. In mode "fraction" all tests run;
-    in mode "all" they stop at the first failure unless `stop_at_first_failure` is false. `time_limit_s` (CPU time) and
-    `memory_limit_mb` hold for one test, unless the problem has its own; wall time is `wall_factor` times as long. The first test runs
-    alone, the others `parallel_tests` at a time.
+    The example's `extra["problem"]` is a `cookbook.sandbox.problem.CodeProblem`. `format_weight` is added, whatever the
+    tests say, if the program is in a closed code block that is tagged with the language. In mode "fraction" all tests
+    run; in mode "all" they stop at the first failure unless `stop_at_first_failure` is false. `time_limit_s` (CPU time)
+    and `memory_limit_mb` hold for one test, unless the problem has its own limits; the limit of wall time is
+    `wall_factor` times that of CPU time. The first test runs alone, the others `parallel_tests` at a time.
 
-    Status: correct, partial (some tests passed, mode "fraction"), wrong, malformed where there is no program, and error where the
-    sandbox failed. `details` has the status of each test that ran, the index of the first that failed, and a line about it. The same
-    program for the same example runs once, whoever asks; the last `remembered` verdicts are kept.
+    Status: correct, partial (some tests passed, mode "fraction"), wrong, malformed if there is no program, and error if
+    the sandbox failed. `details` has the status of each test that ran, the index of the first failed test, and a line
+    about it. The same program for the same example runs once; the last `remembered` results are kept.
 
     Raises:
         ConfigError: no sandbox, or a setting is out of range.
-        DataError: an example has no problem, or one whose tests do not work or are in a language that the sandbox lacks.
+        DataError: an example has no problem, its tests are broken, or the sandbox does not support its language.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class CodeReward:
     ) -> None:
         if sandbox is None:
             raise ConfigError(
-                "rewards.code.CodeReward: there is no sandbox to run programs in; choose one, such as sandbox=local"
+                "rewards.code.CodeReward: there is no sandbox to run programs; choose one, such as sandbox=local"
             )
         if mode not in ("all", "fraction"):
             raise ConfigError(f"rewards.code.CodeReward: mode={mode}: must be all or fraction")
@@ -110,26 +110,29 @@ class CodeReward:
         where = f"rewards.code.CodeReward: {example.id}"
         if not isinstance(problem, CodeProblem):
             raise DataError(
-                f"{where} is no programming problem (it has no extra['problem']); choose a dataset of them, dataset=tiny_programs"
+                f"{where} is not a programming problem (it has no extra['problem']); "
+                "choose a dataset of programming problems, such as dataset=tiny_programs"
             )
         if problem.num_tests == 0:
-            raise DataError(f"{where} has no tests; mend the dataset, or leave the example out")
+            raise DataError(f"{where} has no tests; fix the dataset, or remove the example")
         if not isinstance(problem.tests, StdinTests) and problem.language != "python":
             raise DataError(
-                f"{where} calls functions of a {problem.language} program; only Python's can be called, so use tests on stdin"
+                f"{where} calls functions of a {problem.language} program, but only Python functions can be called; "
+                "use tests on stdin"
             )
         if problem.language not in self._languages:
             has = ", ".join(sorted(self._languages))
             raise DataError(
-                f"{where} is a problem for {problem.language}; the sandbox runs {has} only, so choose another sandbox or dataset"
+                f"{where} is a problem for {problem.language}, but the sandbox runs only {has}; "
+                "choose another sandbox or dataset"
             )
         return problem
 
     def validate(self, examples: Iterable[Example]) -> None:
-        """Check that each gold program (`extra["solution"]`) passes all tests, and that one which does nothing does not.
+        """Check that each gold program (`extra["solution"]`) passes all tests, and that an empty program fails.
 
-        The latter is the gold program with the body of every function replaced by `pass`, or for tests on stdin a program that
-        prints nothing. Examples without a gold program, or with one that the sandbox cannot run, are left out.
+        The empty program is the gold program with the body of every function replaced by `pass`; for tests on stdin, a
+        program that prints nothing. Examples without a gold program that the sandbox can run are skipped.
 
         Raises:
             DataError: naming the first example that fails.
@@ -157,17 +160,17 @@ class CodeReward:
                 what = "its gold program" if accepted else "a program that does nothing"
                 wanted = "correct" if accepted else "wrong"
                 return (
-                    f"rewards.code.CodeReward: {example.id}: {what} is {result.status} instead of {wanted} ({result.details}); "
-                    "the dataset's tests and this reward do not fit together"
+                    f"rewards.code.CodeReward: {example.id}: {what} is {result.status} instead of {wanted} "
+                    f"({result.details}); the tests of the dataset do not work with this reward"
                 )
         return None
 
 
 def without_bodies(program: str) -> str:
-    """A Python program with the body of every function replaced by `pass`. Raises DataError where it is no Python."""
+    """A Python program with the body of every function replaced by `pass`. Raises DataError if it is not Python."""
     tree = parse_python(program)
     if tree is None:
-        raise DataError(f"the program {program[:80]!r} is not Python; mend the dataset")
+        raise DataError(f"the program {program[:80]!r} is not Python; fix the dataset")
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [ast.Pass()]
@@ -179,7 +182,7 @@ def _sandbox_failed(outcomes: Sequence[Outcome]) -> bool:
 
 
 def _metrics(outcomes: Sequence[Outcome], num_tests: int) -> Metrics:
-    """The share of tests passed, how many ran, and how many ended in each other way."""
+    """The share of tests passed, the number that ran, and the number with each other status."""
     counts = Counter(outcome.status for outcome in outcomes)
     metrics = {"tests/passed": counts["passed"] / num_tests, "tests/run": float(len(outcomes))}
     return metrics | {f"tests/{status}": float(counts[status]) for status in get_args(TestStatus) if status != "passed"}

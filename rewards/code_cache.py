@@ -1,4 +1,4 @@
-"""Remembers what coroutines computed, for callers in any thread and any event loop."""
+"""A cache of the results of coroutines, for callers in any thread and any event loop."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ V = TypeVar("V")
 
 
 class _AbandonedError(Exception):
-    """Whoever was computing the value failed or was cancelled."""
+    """The caller that was computing the value failed or was cancelled."""
 
 
 class SharedResults(Generic[K, V]):
-    """The newest `size` values by key. Of several callers of one key at the same time, one computes and the others wait for it."""
+    """The newest `size` values by key. Among simultaneous callers of the same key, one computes and the others wait."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -26,17 +26,17 @@ class SharedResults(Generic[K, V]):
         self._lock = threading.Lock()
 
     async def get(self, key: K, compute: Callable[[], Awaitable[V]], keep: Callable[[V], bool] = lambda _: True) -> V:
-        """The value of `key`. One that is not to be kept still goes to the callers who wait for it.
+        """The value of `key`. A value that `keep` rejects is returned to waiting callers, but not stored.
 
         Raises:
-            Exception: whatever `compute` raises, which nobody else gets to see: another caller computes in its place.
+            Exception: what `compute` raises. Waiting callers do not get it: one of them computes instead.
         """
         while True:
             with self._lock:
                 future = self._futures.get(key)
                 if future is None:
                     mine = self._futures[key] = Future()
-                    # A waiter that is cancelled must not cancel it for the others.
+                    # A cancelled waiter must not cancel the future for the others.
                     mine.set_running_or_notify_cancel()
                     if len(self._futures) > self._size:
                         self._futures.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Compares outputs and results with what was expected of them, as programming judges do."""
+"""Comparison of outputs and results with the expected ones, as programming judges do it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 def same_output(output: str, expected: str, float_tolerance: float | None = None) -> bool:
     """Whether an output has the expected tokens in the expected order.
 
-    Tokens are what white space separates; how much of it there is, and of what kind, does not matter. They are equal as text, case
-    included, or, with `float_tolerance`, as decimal numbers.
+    Tokens are separated by any white space. They are compared as text, case-sensitively, or with `float_tolerance` as
+    decimal numbers.
     """
     tokens, wanted = output.split(), expected.split()
     return len(tokens) == len(wanted) and all(
@@ -34,13 +34,13 @@ def close(value: float, expected: float, tolerance: float) -> bool:
 
 
 def same_value(value: object, expected: object, float_tolerance: float | None = None) -> bool:
-    """Whether a function's result is the expected value of JSON.
+    """Whether a function's result equals the expected JSON value.
 
-    A tuple counts as the list, and a key of a dict as the text that JSON makes of it. Numbers are equal as Python has it (1 is 1.0 and
-    True), or, with `float_tolerance`, where one is a float and they are close.
+    A tuple equals a list, and a key of a dict equals its JSON text. Numbers are compared as in Python (1 == 1.0 ==
+    True), or with `float_tolerance` if one of them is a float.
 
     Raises:
-        RecursionError: they are nested some hundred levels deep.
+        RecursionError: the values are nested several hundred levels deep.
     """
     if isinstance(expected, list):
         return (
@@ -63,7 +63,7 @@ def same_value(value: object, expected: object, float_tolerance: float | None = 
         return value == expected
     try:
         return close(float(value), float(expected), float_tolerance)
-    except OverflowError:  # an int beyond all floats
+    except OverflowError:  # an int too large for a float
         return False
 
 

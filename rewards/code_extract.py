@@ -1,4 +1,4 @@
-"""Finds the program in a completion."""
+"""Extraction of the program from a completion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALIASES: dict[Language, frozenset[str]] = {
     "rust": frozenset({"rust", "rs"}),
     "javascript": frozenset({"javascript", "js", "node"}),
 }
-"""What a code fence may be tagged with, in lower case."""
+"""Tags of code fences for each language, in lower case."""
 
 _BARE: dict[Language, re.Pattern[str]] = {
     "cpp": re.compile(r"\bmain\s*\("),
@@ -27,7 +27,7 @@ _BARE: dict[Language, re.Pattern[str]] = {
     "rust": re.compile(r"\bfn\s+main\b"),
     "javascript": re.compile(r"\bconsole\.|\brequire\s*\(|\bprocess\.|^\s*import\b", re.MULTILINE),
 }
-"""What a text without fences must have to be a program; Python's are parsed."""
+"""What a text without fences must contain to be a program; Python is parsed instead."""
 
 _FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<marks>`{3,}|~{3,})(?P<info>[^`]*)$")
 _TAG = re.compile(r"[\w+#-]+")
@@ -35,7 +35,7 @@ _TAG = re.compile(r"[\w+#-]+")
 
 @dataclass(frozen=True)
 class ExtractedProgram:
-    """`fenced`: it stood between two code fences, the first of them tagged with the language."""
+    """`fenced`: the program was in a closed code block that is tagged with the language."""
 
     text: str
     fenced: bool
@@ -49,11 +49,11 @@ class _Block:
 
 
 def extract_program(text: str, language: Language) -> ExtractedProgram | None:
-    """The program of a completion, or None where there is none.
+    """The program of a completion, or None if there is none.
 
-    Thinking (up to the last `</think>`) is left out; where `<think>` is never closed, there is no program. Then it is the last code
-    block, of three or more backticks or tildes, that is tagged with the language; failing that, the last untagged one; a block that
-    never closes goes to the end. In a text without fences it is the text, if that is a program.
+    Thinking (up to the last `</think>`) is removed; if `<think>` is never closed, there is no program. The program is
+    the last code block (three or more backticks or tildes) that is tagged with the language, or else the last untagged
+    one. A block that is never closed extends to the end. A text without fences is the program if it looks like one.
     """
     _, _, answer = text.rpartition("</think>")
     if "<think>" in answer:
@@ -69,8 +69,10 @@ def extract_program(text: str, language: Language) -> ExtractedProgram | None:
 
 
 def _blocks(text: str) -> Iterator[_Block]:
-    """The fenced code blocks in order. Two liberties beside CommonMark: fences may be indented, as in lists, and a tagged fence inside a
-    block begins the next one, for a block whose end was forgotten. A fence indented by four more than its block belongs to its text.
+    """The fenced code blocks in order.
+
+    Two differences from CommonMark: fences may be indented, as in lists, and a tagged fence inside a block starts the
+    next block, since the closing fence may be missing. A fence indented four spaces more than its block is text.
     """
     opening: re.Match[str] | None = None
     content: list[str] = []
@@ -98,7 +100,7 @@ def _blocks(text: str) -> Iterator[_Block]:
 
 
 def _lines(text: str) -> list[str]:
-    # Not str.splitlines: it also ends lines at characters that may stand inside a string.
+    # Not str.splitlines, which also splits at characters that may occur inside a string.
     return text.replace("\r\n", "\n").split("\n")
 
 
@@ -107,7 +109,7 @@ def _block(opening: re.Match[str], content: list[str], closed: bool) -> _Block:
 
 
 def _tag(fence: re.Match[str]) -> str:
-    """The first word of what follows the marks: `python`, `{.python}` and `python title="a.py"` are python."""
+    """The first word after the fence: `python`, `{.python}` and `python title="a.py"` are python."""
     tag = _TAG.search(fence["info"])
     return "" if tag is None else tag[0].lower()
 
@@ -116,7 +118,7 @@ def _is_program(text: str, language: Language) -> bool:
     if language != "python":
         return _BARE[language].search(text) is not None
     tree = parse_python(text)
-    # A word, or a number, is a Python expression too; it does nothing.
+    # A single word or number is also a valid Python expression, but does nothing.
     return tree is not None and any(
         not isinstance(statement, ast.Expr) or any(isinstance(node, ast.Call) for node in ast.walk(statement))
         for statement in tree.body
@@ -124,7 +126,7 @@ def _is_program(text: str, language: Language) -> bool:
 
 
 def parse_python(text: str) -> ast.Module | None:
-    """The syntax tree; None where the text is not Python, or too deep to be parsed."""
+    """The syntax tree; None if the text is not Python, or is nested too deeply to parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""Runs a program's tests in a sandbox and says what became of each.
+"""Runs the tests of a program in a sandbox and gives the outcome of each.
 
-What is expected of a program never enters the process in which it runs: outputs and results are compared here, and assertions run in
-a process of their own (`rewards.code_replay`).
+Expected values never enter the process in which the program runs: outputs and results are compared here, and assertions
+run in another process (`rewards.code_replay`).
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ TestStatus = Literal[
 ]
 
 MAX_ROUNDS = 20
-"""How often tests may ask for more calls after having seen the results of earlier ones."""
+"""How often tests may ask for further calls after they have seen the results of earlier ones."""
 
 _SECTION = "\n# --- "
 _SHARED, *_SECTIONS = Path(__file__).with_name("code_replay.py").read_text(encoding="utf-8").split(_SECTION)
-# Half of the text takes half as long to compile, which is felt where a run takes milliseconds.
+# Each process gets only its half of the text: compiling takes a noticeable part of a run of milliseconds.
 ANSWER_CALLS, JUDGE_TESTS = (
     _SECTION.join([_SHARED, section]) + f"\n\n{main}()\n"
     for section, main in zip(_SECTIONS, ("answer_calls", "judge_tests"), strict=True)
 )
 
 _ROOM = Limits(cpu_s=10.0, memory_mb=512, output_kb=16 * 1024)
-"""For tests and checkers; the output are the calls that tests ask for."""
+"""Minimum limits of tests and checkers. Their output holds the calls that tests ask for."""
 
 _FUTURE_IMPORT = re.compile(r"^from __future__ import [^\n]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a test. `message` is a line about how the program failed, where there is one."""
+    """The outcome of a test. `message` is a line about how the program failed, or ""."""
 
     status: TestStatus
     message: str = ""
@@ -53,20 +53,21 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Answers:
-    """By request what the functions of a program returned, as `code_replay.Replay` takes it; `failed` where it did not even load."""
+    """Results of a program's functions by request, for `code_replay.Replay`; `failed` if the program did not load."""
 
     results: Mapping[str, Mapping[str, str]]
     failed: Outcome | None = None
 
 
 class _SandboxFailureError(Exception):
-    """A run says nothing about the program."""
+    """The sandbox failed, so a run says nothing about the program."""
 
 
 class Judge:
-    """Runs tests with these limits for each, or the tighter or looser ones of the problem.
+    """Runs tests. The limits hold for each test, unless the problem has its own.
 
-    `wall_factor` is the wall time of a run over its CPU time. The first test runs alone, the others `parallel_tests` at a time.
+    `wall_factor` is the ratio of the limits of wall time and CPU time. The first test runs alone, the others
+    `parallel_tests` at a time.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Judge:
         """An outcome for each test in order; with `stop_at_first_failure`, up to the first that did not pass.
 
         Raises:
-            DataError: the tests of the problem, which is called `name`, are broken.
+            DataError: the tests of the problem `name` are broken.
         """
         tests = problem.tests
         if isinstance(tests, AssertTests):
@@ -106,7 +107,7 @@ class Judge:
                 (index for index, outcome in enumerate(outcomes) if outcome.status != "passed"), len(outcomes)
             )
             return tuple(outcomes[: passed + 1])
-        # What made a test fail before all tests were judged would make the others fail too.
+        # If not all tests were judged, the last outcome holds for the others too.
         return (*outcomes, *[outcomes[-1]] * (problem.num_tests - len(outcomes)))
 
     async def _run_cases(
@@ -114,7 +115,7 @@ class Judge:
     ) -> list[Outcome]:
         outcomes: list[Outcome] = []
         while len(outcomes) < cases:
-            # The first alone: most wrong programs fail it, and it compiles the program for the others.
+            # The first test runs alone: most wrong programs fail it, and it compiles the program for the others.
             end = min(cases, len(outcomes) + self._parallel_tests) if outcomes else 1
             outcomes += await asyncio.gather(*[run_case(case) for case in range(len(outcomes), end)])
             failures = {outcome.status for outcome in outcomes} - {"passed"}
@@ -133,10 +134,10 @@ class Judge:
         output_kb: int = Limits.output_kb,
         trusted: bool = False,
     ) -> ExecResult:
-        """One run within the problem's limits; the dataset's own Python, which is `trusted`, has no less than a fixed room.
+        """One run within the limits of the problem. `trusted` Python of the dataset has at least the limits `_ROOM`.
 
         Raises:
-            _SandboxFailureError: the run says nothing about the program.
+            _SandboxFailureError: the sandbox failed.
         """
         cpu_s = problem.time_limit_s or self._time_limit_s
         memory_mb = problem.memory_limit_mb or self._memory_limit_mb
@@ -161,7 +162,7 @@ class Judge:
 
     async def _run_stdin_case(self, program: str, problem: CodeProblem, tests: StdinTests, case: int) -> Outcome:
         text, expected = tests.cases[case]
-        # As much again as is expected, so that no right answer is too long.
+        # Twice the length of the expected output, so that no correct output is too long.
         result = await self._run(problem, _with_prelude(problem, program), text, output_kb=2 * len(expected) // 1024)
         status = _status(result)
         if status is not None:
@@ -188,7 +189,7 @@ class Judge:
             request = call_request(tests.function_name, args, {})
         except NotPlain as error:
             raise DataError(
-                f"{name}: the arguments of test {case} hold {error}; they must be values of JSON, so mend the dataset"
+                f"{name}: the arguments of test {case} contain {error}, which is not a JSON value; fix the dataset"
             ) from error
         answers = await self._answer(program, problem, [request])
         if answers.failed is not None:
@@ -204,27 +205,27 @@ class Judge:
                 )
             return Outcome("runtime_error", _last_line(f"{answer['raised']}: {answer['message']}"))
         except DECODE_ERRORS:
-            return Outcome("runtime_error", "the function's result is too deep, or not what the harness writes")
+            return Outcome("runtime_error", "the result is nested too deeply, or was not written by the harness")
 
     async def _answer(self, program: str, problem: CodeProblem, requests: Sequence[str]) -> _Answers:
-        """Load the program in a fresh process and make the calls. At least one of them is answered, not always all."""
+        """Load the program in a new process and make the calls. Answers at least one of them, not always all."""
         job = {"prelude": problem.prelude, "program": program, "requests": requests}
         result = await self._run(problem, ANSWER_CALLS, json.dumps(job))
-        # Whole lines; what a hostile program makes of them can only be answers.
+        # Complete lines. A hostile program can write lines too, but they are only taken as answers.
         state, *answers = result.stdout.split("\n")[:-1] or [""]
-        # A program that ends its process ends well by its own account only.
+        # If answers are missing after exit status 0, the program has ended the process itself.
         status = _status(result) or "runtime_error"
         if state != "loaded":
             return _Answers(
                 {}, Outcome("compile_error" if state == "compile_error" else status, _last_line(result.stderr))
             )
         if status == "output":
-            # A program that prints too much is refused by the system before it is ended: its OSError is the limit's, not its own.
+            # The kernel refuses further output before the program is killed: such an OSError is due to the limit.
             answers = [*itertools.takewhile(lambda answer: not answer.startswith('{"raised": "OSError"'), answers)]
         results: dict[str, Mapping[str, str]] = {
             request: {"answer": answer} for request, answer in zip(requests, answers, strict=False)
         }
-        # A limit that several calls have used up together is not held against the last one: it gets a process of its own.
+        # A call is not blamed for a limit that earlier calls have used up: it is repeated in a new process.
         if len(answers) < len(requests) and (not answers or status == "runtime_error"):
             results[requests[len(answers)]] = {"died": status}
         return _Answers(results)
@@ -245,7 +246,7 @@ class Judge:
                 outcomes, requests = await self._run_asserts(problem, tests, results, stop_at_first_failure, name)
                 if not requests:
                     return outcomes
-            return [Outcome("timeout", f"the tests asked for more calls {MAX_ROUNDS} times")]
+            return [Outcome("timeout", f"the tests asked for further calls {MAX_ROUNDS} times")]
         except _SandboxFailureError as error:
             return [Outcome("infrastructure_error", str(error))]
 
@@ -258,7 +259,8 @@ class Judge:
                 f"the tests of {name} ended with {outcomes[-1].status} before they called the program"
             )
         raise DataError(
-            f"{name}: its tests never call {', '.join(tests.functions) or 'a function'}; mend the dataset, or leave the example out"
+            f"{name}: its tests never call {', '.join(tests.functions) or 'a function'}; "
+            "fix the dataset, or remove the example"
         )
 
     async def _run_asserts(
@@ -269,7 +271,7 @@ class Judge:
         stop_at_first_failure: bool,
         name: str,
     ) -> tuple[list[Outcome], list[str]]:
-        """The outcomes, and the calls that must be answered first; where there are any, the outcomes mean nothing."""
+        """The outcomes, and the calls that must be answered first. If there are calls, the outcomes are not valid."""
         job = {
             "setup": tests.setup,
             "tests": tests.tests,
@@ -282,7 +284,7 @@ class Judge:
         outcomes = [Outcome(_program_status(line["verdict"])) for line in lines if "verdict" in line]
         end = lines[-1] if lines and "verdict" not in lines[-1] else None
         if end is None:
-            # Only what the functions returned can be the cause: the tests alone were through before.
+            # Results of the functions must be the cause: the tests have run without them before.
             if result.status not in ("timeout", "memory", "output"):
                 raise _SandboxFailureError(
                     f"the tests of {name} ended with {result.status}: {_last_line(result.stderr)}"
@@ -290,13 +292,13 @@ class Judge:
             return [*outcomes, Outcome(result.status, "in the tests, on what the program returned")], []
         if "broken" in end:
             raise DataError(
-                f"{name}: its tests do not work: {_last_line(end['broken'])}; mend the dataset, or leave the example out"
+                f"{name}: its tests do not work: {_last_line(end['broken'])}; fix the dataset, or remove the example"
             )
         return outcomes, end.get("missing", [])
 
 
 def _with_prelude(problem: CodeProblem, program: str) -> str:
-    """Python's imports from __future__ go to the top, where alone they may stand."""
+    """The program with its prelude. Imports from __future__ move to the top, where Python requires them."""
     if not problem.prelude:
         return program
     imports = _FUTURE_IMPORT.findall(program) if problem.language == "python" else []
@@ -304,7 +306,7 @@ def _with_prelude(problem: CodeProblem, program: str) -> str:
 
 
 def _status(result: ExecResult) -> TestStatus | None:
-    """How a run failed; None where it did not."""
+    """How a run failed; None if it did not."""
     return None if result.status == "ok" else result.status
 
 
@@ -312,7 +314,7 @@ def _program_status(status: str) -> TestStatus:
     match status:
         case "passed" | "wrong" | "timeout" | "memory" | "output" | "runtime_error":
             return status
-    raise _SandboxFailureError(f"unknown verdict {status!r}")
+    raise _SandboxFailureError(f"unknown status {status!r}")
 
 
 def _last_line(text: str, limit: int = 200) -> str:

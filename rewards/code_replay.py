@@ -1,16 +1,16 @@
-"""Calls of a program's functions, made in one process and used in another: the part of rewards.code that runs in the sandbox.
+"""The part of rewards.code that runs in the sandbox: one process calls functions, another uses the results.
 
-`answer_calls` is the main function of the process in which the program runs: it makes the calls that it is asked for and returns the
-results as plain data. `judge_tests` is the main function of a process in which the dataset's tests run and the program does not:
-functions of the program are stand-ins there that look results up. What the program does to its own process (patching, exiting,
-printing, reading every frame) therefore cannot change a verdict, and no expected value is in reach of it.
+`answer_calls` is the main function of the process that runs the program: it makes the requested calls and returns the
+results as plain data. `judge_tests` is the main function of a process that runs the tests of the dataset, but not the
+program: the program's functions are replaced by stand-ins that look up results. So nothing that the program does to
+its own process (patching, exiting, printing, reading stack frames) can change a status or reach expected values.
 
-The text of this file is what a sandbox gets, the first section and one of the others: it imports the standard library only, and runs on
-Python 3.9 and later.
+A sandbox gets the text of this file: the first section and one of the others. It imports only the standard library, and
+runs on Python 3.9 and later.
 
-Plain data are None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset and dict, nested at most MAX_DEPTH deep, and
-Python's own types (int, str ...). They travel as JSON, where a list is an array, and every other kind that JSON lacks is an object with
-one key, the name of the kind. Nothing is unpickled, so reading such data is harmless.
+Plain data are None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset and dict, nested at most
+MAX_DEPTH deep, and built-in types (int, str ...). They are sent as JSON: a list is an array, and every kind that JSON
+lacks is an object with one key, the name of the kind. Nothing is unpickled, so reading such data is safe.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ import types
 
 MAX_DEPTH = 100
 MAX_ITEMS = 100_000
-"""Of an iterator; one that gives more is not plain data."""
+"""Largest number of items of an iterator that is plain data."""
 
 MAX_CALLS = 10_000
-"""How often tests may meet a call that was not made yet before they have to wait for the results."""
+"""How often tests may ask for a call that was not made yet before they must wait for the results."""
 
 
 class NotPlain(TypeError):
-    """A value that cannot travel. The message names its type."""
+    """A value that is not plain data. The message names its type."""
 
 
 class Opaque:
-    """Stands for a result that could not travel; equal to nothing but itself."""
+    """Stands for a result that is not plain data; equal only to itself."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
 
 def encode(value: object, depth: int = 0) -> object:
-    """A plain value as a value of JSON. A subclass (Counter, namedtuple) travels as its base, an iterator as its items.
+    """Convert plain data to JSON. A subclass (Counter, namedtuple) becomes its base, an iterator its items.
 
     Raises:
-        NotPlain: the value, or one inside it, is of another type or too deep.
+        NotPlain: the value, or one inside it, has another type or is nested too deeply.
     """
     if depth > MAX_DEPTH:
-        raise NotPlain("data nested too deep")
+        raise NotPlain("data nested too deeply")
     if value is None or value is True or value is False:
         return value
     if isinstance(value, int):
@@ -66,7 +66,7 @@ def encode(value: object, depth: int = 0) -> object:
     if isinstance(value, dict):
         return {"dict": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items()]}
     if isinstance(value, (set, frozenset)):
-        # In an order of its own, so that the same set is the same text in every process.
+        # Sorted, so that the same set is the same text in every process.
         items = sorted((encode(item, depth + 1) for item in value), key=json.dumps)
         return {"set" if isinstance(value, set) else "frozenset": items}
     if isinstance(value, complex):
@@ -83,10 +83,10 @@ def encode(value: object, depth: int = 0) -> object:
 
 
 def decode(data: object) -> object:
-    """The value that `encode` made `data` of.
+    """The inverse of `encode`.
 
     Raises:
-        ValueError, TypeError, LookupError, AttributeError, RecursionError: `data` is not of its making.
+        ValueError, TypeError, LookupError, AttributeError, RecursionError: `data` was not made by `encode`.
     """
     if isinstance(data, list):
         return [decode(item) for item in data]
@@ -111,7 +111,7 @@ def decode(data: object) -> object:
 
 
 DECODE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What reading an answer may raise that the program has written by itself."""
+"""What reading an answer may raise if the program has written it instead of the harness."""
 
 
 def call_request(function: str, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
@@ -131,14 +131,15 @@ def write_line(channel: int, line: str) -> None:
 
 
 def answer_calls() -> None:
-    """Read {"prelude", "program", "requests"} from stdin, run the program, write a line for the program and one for each request.
+    """Read {"prelude", "program", "requests"} from stdin, run the program, and write one line for it and each request.
 
-    The first line is loaded, compile_error or runtime_error; the others are {"value": data} or {"raised": type, "message": text}.
-    What the program prints goes to stderr. It is the module `program`, not `__main__`.
+    The first line is loaded, compile_error or runtime_error; the others are {"value": data} or
+    {"raised": type, "message": text}. What the program prints goes to stderr. It runs as the module `program`, not
+    `__main__`.
     """
     channel = os.dup(1)
     os.dup2(2, 1)
-    leave = os._exit  # the program may have changed it by then
+    leave = os._exit  # saved before the program can change it
     job = json.load(sys.stdin)
     module = types.ModuleType("program")
     sys.modules["program"] = module
@@ -191,13 +192,13 @@ class Missing(BaseException):
 
 
 class Died(BaseException):
-    """A test needs the result of a call in which the program was ended."""
+    """A test needs the result of a call during which the program was killed."""
 
 
 class Replay:
     """Stand-ins for the program's functions.
 
-    `results` has for each request {"answer": a line of `answer_calls`} or {"died": a status}.
+    `results` maps each request to {"answer": a line of `answer_calls`} or {"died": a status}.
     """
 
     def __init__(self, functions: list[str], results: dict[str, dict[str, str]], channel: int) -> None:
@@ -207,10 +208,10 @@ class Replay:
         self.missing: dict[str, None] = {}
         self.misses = 0
         self.unfit = ""
-        """The type of an argument that cannot travel."""
+        """The type of an argument that is not plain data, or ""."""
         self.died = ""
         self.raised: BaseException | None = None
-        """The last exception that was the program's."""
+        """The last exception that the program raised."""
 
     def install(self, namespace: dict[str, object]) -> None:
         for name in self.functions:
@@ -227,7 +228,7 @@ class Replay:
                 self.missing[request] = None
                 self.misses += 1
                 if self.misses == MAX_CALLS:
-                    self.finish()  # a loop, perhaps, that waits for a result
+                    self.finish()  # the test may be in a loop that waits for a result
                 raise Missing
             return self.replay(self.results[request])
 
@@ -235,7 +236,7 @@ class Replay:
         return function
 
     def finish(self) -> None:
-        """End this process with the calls that must be made first."""
+        """Write the calls that must be made first, and end this process."""
         write_line(self.channel, json.dumps({"missing": list(self.missing)}))
         os._exit(0)
 
@@ -250,7 +251,7 @@ class Replay:
             name, message = str(answer["raised"]), str(answer["message"])
         except DECODE_ERRORS:  # written by the program itself
             name, message = "RuntimeError", "no result"
-        # A StopIteration would end a loop of the test's in good order: `all(map(f, values))`.
+        # A StopIteration would end a loop of the test normally: `all(map(f, values))`.
         kind = None if name == "StopIteration" else getattr(builtins, name, None)
         try:
             self.raised = (
@@ -262,7 +263,7 @@ class Replay:
 
 
 class _CarryOn(ast.NodeTransformer):
-    """Lets tests go on behind a statement that fails, to find out which calls follow."""
+    """Makes tests continue after a statement that fails, to find the calls that follow."""
 
     def guard(self, node: ast.stmt) -> ast.Try:
         handler = ast.ExceptHandler(type=None, name=None, body=[ast.Pass()])
@@ -272,10 +273,10 @@ class _CarryOn(ast.NodeTransformer):
 
 
 def judge_tests() -> None:
-    """Read {"setup", "tests", "functions", "results", "stop_at_first_failure"} from stdin; write what comes of each test.
+    """Read {"setup", "tests", "functions", "results", "stop_at_first_failure"} from stdin; write a line for each test.
 
-    The lines are {"verdict": status} for one test after another, then one of {"end": null}, {"missing": requests} where more calls
-    must be answered first (the verdicts count for nothing then), or {"broken": why} where the tests themselves do not work.
+    The lines are {"verdict": status} for one test after another, then one of {"end": null}, {"missing": requests} if
+    further calls must be answered first (the verdicts are not valid then), or {"broken": reason}.
     """
     channel = os.dup(1)
     os.dup2(2, 1)
@@ -328,13 +329,13 @@ def _namespace(setup: types.CodeType, replay: Replay) -> dict[str, object]:
     replay.install(namespace)
     random.seed(0)
     exec(setup, namespace)
-    # Again: a setup may define them too, such as HumanEval's prompts, which end in the head of the function.
+    # Again, since a setup may define them too: HumanEval's prompts end with the head of the function.
     replay.install(namespace)
     return namespace
 
 
 def _collect(job: dict, replay: Replay) -> None:
-    """Run the tests once more, on behind every statement that fails, for the sake of the calls they make."""
+    """Run the tests again and continue after every statement that fails, to find the calls that they make."""
 
     def variant(source: str) -> types.CodeType:
         tree = ast.fix_missing_locations(_CarryOn().visit(ast.parse(source)))

@@ -1,4 +1,4 @@
-"""Rewards made of rewards."""
+"""Rewards that combine other rewards."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rewards.validation import Validated
 class Weighted:
     """The weighted sum of named rewards.
 
-    `metrics[name]` is the unweighted value of each component; its own metrics follow as `name/key`, its details as
-    `details[name]`. The status is that of the component `status_from` (default: the first), or "error" when any component's
-    grader failed.
+    `metrics[name]` is the unweighted value of each component; its own metrics are `name/key`, its details
+    `details[name]`. The status is that of the component `status_from` (default: the first), or "error" if any
+    component has that status.
 
     Raises:
         ConfigError: a weight without a component, a component without a weight, a weight that is not finite, or an
@@ -66,7 +66,7 @@ class Weighted:
         return RewardResult(value, results[self._status_from].status, metrics, details)
 
     def validate(self, examples: Iterable[Example]) -> None:
-        """Validate every component that can be. Raises DataError."""
+        """Validate all components that have `validate`. Raises DataError."""
         examples = list(examples)
         for component in self._components.values():
             if isinstance(component, Validated):

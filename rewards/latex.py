@@ -1,8 +1,8 @@
 """Mathematical answers in LaTeX (`\\boxed{\\frac{1}{2}}`), judged by the math-verify package (extra `math`).
 
-math-verify calls SymPy, which on some expressions runs for hours and cannot be interrupted from Python, and its own
-time limit works in a main thread only. So it is never imported here: worker processes do the work and are killed when
-they take too long. Any thread may call the reward.
+math-verify calls SymPy, which can run for hours on some expressions and cannot be interrupted from Python; its own time
+limit works only in the main thread. So it is not imported here: worker processes do the work and are killed when they
+take too long. Any thread may call the reward.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ STARTUP_S = 120.0
 
 
 class _WorkerTimeoutError(Exception):
-    """The worker gave no answer in time and was killed."""
+    """The worker did not answer in time and was killed."""
 
 
 class _WorkerDiedError(Exception):
-    """The worker ended by itself in the middle of a request."""
+    """The worker exited during a request."""
 
 
 class _Worker:
-    """One worker process, started when first needed and again after every death. Used by one thread at a time."""
+    """One worker process, started on first use and again after it has died. Used by one thread at a time."""
 
     def __init__(self, memory_mb: int) -> None:
         self._memory_mb = memory_mb
@@ -58,7 +58,7 @@ class _Worker:
             raise _WorkerDiedError from error
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
-        """The next message of the worker. A worker that exceeds `timeout_s` is killed, whatever it is doing."""
+        """The next message of the worker. A worker that exceeds `timeout_s` is killed."""
         process = self._process
         assert process is not None and process.stdout is not None
         timed_out = threading.Event()
@@ -86,7 +86,7 @@ class _Worker:
             process.communicate()
 
     def _start(self) -> subprocess.Popen[str]:
-        # -P keeps this folder off the worker's module path, where math.py would hide the standard library's.
+        # -P keeps this folder off the worker's module path, where math.py would shadow the standard library's.
         command = [sys.executable, "-P", str(WORKER), str(self._memory_mb)]
         self.kill()
         self._process = subprocess.Popen(
@@ -111,20 +111,20 @@ class _Worker:
 
 
 class MathVerify:
-    """1.0 when the completion's answer is mathematically equal to `example.answer`, else 0.0.
+    """1.0 if the completion's answer is mathematically equal to `example.answer`, else 0.0.
 
-    The answer is the content of the last `\\boxed{...}`; without one, what math-verify finds in the text (the last LaTeX
-    expression or number). The gold answer is LaTeX, with or without `$...$` or `\\boxed{...}` around it.
+    The answer is the content of the last `\\boxed{...}`, or without one the last LaTeX expression or number that
+    math-verify finds. The gold answer is LaTeX, with or without `$...$` or `\\boxed{...}`.
 
-    Status: correct, wrong, or malformed where no expression was found. An answer that parses or compares for longer
-    than `timeout_s` seconds would do so again, so it is malformed as well (`metrics["timeout"]` is 1.0). So is, or is
-    wrong, one that needs more than `memory_mb` (limited on Linux only). A worker that dies is an infrastructure error.
+    Status: correct, wrong, or malformed if there is no expression. An answer that takes longer than `timeout_s` seconds
+    would do so again, so it is malformed too (`metrics["timeout"]` is 1.0). An answer that needs more than `memory_mb`
+    (limited only on Linux) is malformed or wrong. A worker that dies is an infrastructure error.
 
-    At most `workers` processes run at a time; a call waits for a free one, and that wait is not part of `timeout_s`.
+    At most `workers` processes run at the same time; waiting for a free one does not count towards `timeout_s`.
 
     Raises:
         ConfigError: math-verify is not installed, or a setting is out of range.
-        DataError: the gold answer is no mathematical expression.
+        DataError: the gold answer is not a mathematical expression.
         RewardError: a worker died, could not start, or could not read the gold answer in time.
     """
 
@@ -136,7 +136,7 @@ class MathVerify:
                 raise ConfigError(f"rewards.latex.MathVerify: {name}={value}: must be more than 0")
         self._timeout_s = timeout_s
         self._workers = [_Worker(memory_mb) for _ in range(workers)]
-        # Last in, first out: one thread needs only one process.
+        # Last in, first out: a single thread starts only one process.
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         for worker in self._workers:
             self._idle.put(worker)
@@ -155,8 +155,8 @@ class MathVerify:
                 raise RewardError("rewards.latex.MathVerify: the worker process died on a gold answer") from error
             if not gold["parsed"]:
                 raise DataError(
-                    f"rewards.latex.MathVerify: the gold answer {example.answer[:80]!r} of {example.id} is no mathematical expression; "
-                    "mend the dataset"
+                    f"rewards.latex.MathVerify: the gold answer {example.answer[:80]!r} of {example.id} is not a "
+                    "mathematical expression; fix the dataset"
                 )
             try:
                 verdict = worker.receive(self._timeout_s)
@@ -175,7 +175,7 @@ class MathVerify:
             self._idle.put(worker)
 
     def close(self) -> None:
-        """End the worker processes. Called by itself when the reward is collected or the program ends."""
+        """End the worker processes. Called automatically when the reward is collected or Python exits."""
         self._finalizer()
 
     def validate(self, examples: Iterable[Example]) -> None:

@@ -1,10 +1,11 @@
-"""The worker process of rewards.latex: reads a request a line from stdin, writes two messages a line to stdout.
+"""The worker process of rewards.latex: reads requests, one per line, from stdin and writes messages to stdout.
 
     -> {"gold": str, "text": str, "timeout_s": float}
-    <- {"parsed": bool}                                 whether the gold answer is an expression; if not, nothing follows
-    <- {"status": "correct" | "wrong" | "malformed"}    the verdict on the text
+    <- {"parsed": bool}                                 whether the gold answer is an expression; if not, it is the last
+    <- {"status": "correct" | "wrong" | "malformed"}    the status of the text
 
-The first message of all is {"error": str | null}, once math-verify is imported. Run as a script: python -P latex_worker.py MEMORY_MB
+The very first message is {"error": str | null}, after the import of math-verify.
+Run as a script: python -P latex_worker.py MEMORY_MB
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BOX = "\\boxed{"
 
 
 def last_box(text: str) -> str | None:
-    """The content of the last `\\boxed{...}`; "" where it never closes, None where there is no box. Linear time."""
+    """The content of the last `\\boxed{...}`; "" if it is never closed, None if there is no box. Takes linear time."""
     start = text.rfind(BOX)
     if start < 0:
         return None
@@ -40,7 +41,7 @@ def boxed(answer: str) -> str:
 
 
 def main() -> None:
-    # Whatever a library prints must not come between the messages.
+    # What a library prints must not get between the messages.
     messages = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -54,15 +55,16 @@ def main() -> None:
         reply(error=str(error))
         return
     if sys.platform == "linux":
-        # math-verify turns the MemoryError that follows into "no expression" or "not equal".
+        # math-verify turns a MemoryError into "no expression" or "not equal".
         limit = int(sys.argv[1]) * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     extraction = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
 
     def expressions(text: str) -> list[Any]:
-        # Its own limits are off: the parent's kill is the limit.
-        return parse(text, extraction, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+        # Without its own time limit: the parent kills this process.
+        no_limit: Any = None
+        return parse(text, extraction, fallback_mode="no_fallback", parsing_timeout=no_limit)
 
     def judge(gold: list[Any], text: str) -> str:
         box = last_box(text)
@@ -74,7 +76,7 @@ def main() -> None:
     reply(error=None)
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        # Should the parent be gone before its own limit strikes, the kernel ends this process: no handler, so it cannot be held up.
+        # If the parent dies, the kernel ends this process: without a handler, nothing can delay that.
         signal.setitimer(signal.ITIMER_REAL, 2 * request["timeout_s"] + 10)
         gold = expressions(boxed(request["gold"]))
         reply(parsed=bool(gold))

@@ -1,7 +1,7 @@
 """The GSM8K reward: the number after the last `####` of a completion against the gold number.
 
-Numbers are compared as normalised text, never as floats, so `0.1` is exactly `0.1` and a number of a million digits costs
-a million steps and no more. Every pattern here is possessive (no backtracking): scoring takes time linear in the completion.
+Numbers are compared as normalised text, never as floats, so comparison is exact and takes linear time for any number of
+digits. All patterns are possessive (no backtracking), so scoring takes time linear in the length of the completion.
 docs/rewards.md lists what is read as which number.
 """
 
@@ -17,9 +17,9 @@ from rewards.validation import expect_score
 
 
 class GSM8K:
-    """1.0 when the number after the last `####` equals `example.answer`, else 0.0 (Cobbe et al. 2021, arXiv:2110.14168).
+    """1.0 if the number after the last `####` equals `example.answer`, else 0.0 (Cobbe et al. 2021, arXiv:2110.14168).
 
-    Status: correct, wrong, or malformed where no number follows the last `####`. A truncated completion is judged by the same rule.
+    Status: correct, wrong, or malformed if no number follows the last `####`. This holds for truncated completions too.
 
     Raises:
         DataError: `example.answer` is not a number.
@@ -29,7 +29,8 @@ class GSM8K:
         gold = normalize_number(example.answer)
         if gold is None:
             raise DataError(
-                f"rewards.math.GSM8K: gold answer {example.answer[:60]!r} of {example.id} is not a number; mend the dataset"
+                f"rewards.math.GSM8K: gold answer {example.answer[:60]!r} of {example.id} is not a number; "
+                "fix the dataset"
             )
         answer = extract_answer(completion.text)
         if answer is None:
@@ -37,8 +38,9 @@ class GSM8K:
         return RewardResult(1.0, "correct") if answer == gold else RewardResult(0.0, "wrong")
 
     def validate(self, examples: Iterable[Example]) -> None:
-        """Check that each worked answer (`example.extra["solution"]`, or `#### <answer>` where it has no marker) scores 1,
-        and 0 with its number changed.
+        """Check that each worked answer scores 1, and 0 with its number changed.
+
+        The worked answer is `example.extra["solution"]`, or `#### <answer>` if that has no marker.
 
         Raises:
             DataError: naming the first example that fails.
@@ -52,7 +54,7 @@ class GSM8K:
 
 
 def with_changed_number(solution: str) -> str:
-    """`solution` with the last digit of its answer raised by one (9 becomes 0)."""
+    """`solution` with the last digit of its answer increased by one (9 becomes 0)."""
     answer = extract_answer(solution)
     if answer is None:
         raise DataError(f"no number follows the last {ANSWER_MARKER} of {solution[-80:]!r}")

@@ -1,4 +1,4 @@
-"""How a reward proves itself: it accepts the gold answer and rejects a perturbed one."""
+"""Validation of rewards: the gold answer must score 1 and a perturbed answer 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Validated(Protocol):
     """A reward that can be checked against a dataset."""
 
     def validate(self, examples: Iterable[Example]) -> None:
-        """Raises DataError naming the first example whose gold answer is not accepted or whose perturbed answer is."""
+        """Raises DataError naming the first example with a rejected gold or an accepted perturbed answer."""
         ...
 
 
@@ -27,11 +27,11 @@ def expect_score(reward: Reward, text: str, example: Example, expected: float, s
     """Raise DataError unless the completion `text` scores exactly `expected`."""
     name = callable_name(reward)
     completion = Completion(text, stop_reason, num_tokens=0)
-    # An event loop for each of thousands of plain calls would take longer than the calls.
+    # For thousands of plain calls, an event loop for each would take longer than the calls.
     raw = asyncio.run(call(reward, completion, example)) if is_async(reward) else reward(completion, example)
     result = as_result(raw, name)
     if result.value != expected:
         raise DataError(
-            f"{name}: {example.id} (gold answer {example.answer[:80]!r}) scores {result.value:g} ({result.status}) instead of {expected:g} "
-            f"for {text[-80:]!r}; the dataset's answers and this reward do not fit together"
+            f"{name}: {example.id} (gold answer {example.answer[:80]!r}) scores {result.value:g} ({result.status}) "
+            f"instead of {expected:g} for {text[-80:]!r}; the answers of the dataset do not work with this reward"
         )

@@ -1,4 +1,4 @@
-"""Fixtures and settings of all tests: no network, few threads, a command line that runs in this process, a table of skips."""
+"""Settings and fixtures of all tests: no network, few threads, an in-process command line, a table of skipped tests."""
 
 import json
 import os
@@ -63,7 +63,7 @@ CommandLine = Callable[..., Ran]
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    """Runs `python -m cookbook.run` with the arguments given, in this process, with a temporary folder as the working directory."""
+    """Runs `python -m cookbook.run` in this process, with a temporary folder as the working directory."""
     from cookbook.run import main
 
     monkeypatch.chdir(tmp_path)

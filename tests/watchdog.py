@@ -1,4 +1,4 @@
-"""Stops work that would take hours, such as a pattern that backtracks without end, whatever else the machine is doing."""
+"""A limit of processor time for tests, which stops work that would take hours, however busy the machine is."""
 
 import signal
 from collections.abc import Iterator

@@ -204,7 +204,13 @@ def test_one_check_of_many_calls(sandbox, change, status):
 
 
 def test_a_limit_used_up_by_many_calls_together_is_not_broken(sandbox):
-    slow = "import time\ndef f(x):\n    end = time.process_time() + 0.3\n    while time.process_time() < end: pass\n    return x"
+    slow = """
+import time
+def f(x):
+    end = time.process_time() + 0.3
+    while time.process_time() < end: pass
+    return x
+"""
     problem = CodeProblem(AssertTests(tuple(f"assert f({i}) == {i}" for i in range(4)), ("f",)))
     assert judged(sandbox, slow, problem, time_limit_s=0.8).status == "correct"
 
@@ -323,11 +329,11 @@ def test_validate(sandbox):
 
 def test_mistakes_are_named(sandbox):
     reward = CodeReward(sandbox=sandbox)
-    with pytest.raises(DataError, match=re.escape("x/1 is no programming problem")):
+    with pytest.raises(DataError, match=re.escape("x/1 is not a programming problem")):
         asyncio.run(reward(Completion("", "eos", 1), Example("x/1", (), "5")))
-    with pytest.raises(DataError, match=r"x/.* is a problem for java; the sandbox runs"):
+    with pytest.raises(DataError, match=r"x/.* is a problem for java, but the sandbox runs"):
         score(reward, "x", CodeProblem(DOUBLE.tests, language="java"))
-    with pytest.raises(DataError, match="only Python's"):
+    with pytest.raises(DataError, match="only Python functions"):
         score(reward, "x", CodeProblem(PROBLEMS["call"].tests, language="cpp"))
     for settings in ({"mode": "some"}, {"format_weight": 2}, {"time_limit_s": 0}, {"parallel_tests": 0}):
         with pytest.raises(ConfigError, match=next(iter(settings))):

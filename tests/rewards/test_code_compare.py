@@ -61,8 +61,8 @@ def test_values(value, expected, tolerance, same):
 
 
 VALUES = [
-    None, True, -7, 10**5000, 2**63, -(2**70), 1.5, float("inf"), "é\ud800\u2028", b"\0\xff", 2 - 3j, (), (1, (2,)), [[], [1.0]],
-    {1: {"a": (2,)}, (1, 2): None}, {1, "a", (2,)}, frozenset({1}), int, ValueError,
+    None, True, -7, 10**5000, 2**63, -(2**70), 1.5, float("inf"), "é\ud800\u2028", b"\0\xff", 2 - 3j,
+    (), (1, (2,)), [[], [1.0]], {1: {"a": (2,)}, (1, 2): None}, {1, "a", (2,)}, frozenset({1}), int, ValueError,
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The published datasets prove the code reward: their own programs pass, and the same without function bodies do not."""
+"""The code reward on published datasets: gold programs pass, and the same without function bodies fail."""
 
 from pathlib import Path
 

@@ -65,7 +65,7 @@ def test_accepts_gold_and_rejects_perturbed(reward: MathVerify):
 
 @needs_math_verify
 def test_a_gold_answer_that_is_no_expression_is_a_dataset_fault(reward: MathVerify):
-    with pytest.raises(DataError, match="of x/1 is no mathematical expression"):
+    with pytest.raises(DataError, match="of x/1 is not a mathematical expression"):
         judge(reward, r"\boxed{5}", "")
     assert judge(reward, r"\boxed{5}", "5").status == "correct"
 
