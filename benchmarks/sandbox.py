@@ -1,10 +1,10 @@
-"""Correct tiny programs through the local sandbox, against one new interpreter per test and against SandboxFusion.
+"""Speed of the local sandbox on correct tiny programs, compared with a new interpreter per test and SandboxFusion.
 
     python benchmarks/sandbox.py [--programs 2000] [--tests 5] [--repeats 3] [--peer-programs 100] [--fusion-url URL]
 
-A run is one program on one test. The peers take long, so they get fewer programs (`--peer-programs`); what is compared is
-runs a second. All contestants keep the same number of runs in flight, work in turn, and every output is checked.
-(a) `subprocess.run([sys.executable, file])` in threads: no limit but a timeout, no isolation.
+A run is one program on one test. The peers are slow, so they get fewer programs (`--peer-programs`); the unit of
+comparison is runs per second. All keep the same number of runs in flight, take turns, and every output is checked.
+(a) `subprocess.run([sys.executable, file])` in threads: a timeout is the only limit, there is no isolation.
 (b) SandboxFusion's server at `--fusion-url`, through `cookbook.sandbox.fusion`.
 """
 
@@ -113,7 +113,7 @@ def main() -> None:
         print(f"{args.programs} programs x {args.tests} tests, {args.in_flight} runs in flight, {os.cpu_count()} cores")
         print(f"isolation: {local.isolation}")
         print(f"the peers run only the first {args.peer_programs} of the programs")
-        for work, some in contestants.values():  # Everything is started and on disk before the clock runs.
+        for work, some in contestants.values():  # Warm-up: everything is started and on disk before timing.
             work(some[: 4 * args.in_flight])
         speeds: dict[str, list[float]] = {name: [] for name in contestants}
         for _ in range(args.repeats):
@@ -123,7 +123,7 @@ def main() -> None:
                 speeds[name].append(len(some) / (time.perf_counter() - start))
         print(f"{'':20}{'runs':>8}{'min':>9}{'median':>9}{'max':>9} runs/s   LocalSandbox is")
         for name, measured in speeds.items():
-            # Ratios of the same repeat: what slowed the machine slowed both.
+            # Ratios within a repeat, since other load on the machine slows both.
             ratio = statistics.median(
                 ours / theirs for ours, theirs in zip(speeds["LocalSandbox"], measured, strict=True)
             )

@@ -1,1 +1,1 @@
-"""Recipes: what to run, what to expect, and code only where a recipe needs its own."""
+"""Recipes: a README for each (command and expected results), and code only where a recipe needs its own."""

@@ -1,9 +1,9 @@
-"""GRPO on grade-school word problems, whole, in one flat file: no Hydra, no helpers of the loops.
+"""GRPO on grade-school word problems in one flat file: no Hydra, no helpers of the loops.
 
     python -m recipes.minimal_grpo --steps 10
 
-The three clients are all there is to know. Swap `LocalService` for another backend's service and the loop runs there.
-What the full loop (`cookbook/loops/grpo.py`) adds: checkpoints and resume, KL penalties, sub-steps, multi-turn
+It uses only the three clients. Replace `LocalService` by the service of another backend, and the loop runs there.
+The full loop (`cookbook/loops/policy.py`) adds checkpoints and resume, KL penalties, substeps, multi-turn
 environments, composed rewards, metrics files, cost, and a choice of loss, advantage and aggregation.
 """
 
@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     for step in range(args.steps):
         started = time.perf_counter()
 
-        # 1. Sample: all requests are out before the first is awaited, so the backend draws them together.
+        # 1. Sample. All requests are sent before the first result is awaited, so the backend batches them.
         examples = [problems.train[step * args.problems + index] for index in range(args.problems)]
         prompts = [renderer.prompt(example.messages) for example in examples]
         futures = [
@@ -97,10 +97,10 @@ def main(args: argparse.Namespace) -> dict[str, float]:
             )
             rewards.append(group.mean())
             for sequence, advantage in zip(sequences, group - group.mean(), strict=True):
-                if advantage != 0:  # a group that is all right or all wrong teaches nothing
+                if advantage != 0:  # a group with equal rewards has no gradient
                     data.append(policy_datum(prompt, sequence.tokens, sequence.logprobs, advantage))
 
-        # 3. One policy-gradient step: the loss is a sum, so the mean over tokens is made by the weights.
+        # 3. One policy-gradient step. The loss is a sum over tokens; scaling the weights makes it the mean.
         if data:
             num_tokens = sum(datum.loss_fn_inputs["weights"].sum() for datum in data)
             data = [
@@ -112,7 +112,7 @@ def main(args: argparse.Namespace) -> dict[str, float]:
             gradient.result()
             update.result()
 
-        # 4. On-policy means: the next step samples from the new weights.
+        # 4. On-policy: the next step samples from the new weights.
         sampler = policy.save_weights_and_get_sampling_client()
         seconds = time.perf_counter() - started
         print(f"step {step + 1:2d}/{args.steps}  reward {np.mean(rewards):.3f}  datums {len(data):3d}  {seconds:.1f} s")

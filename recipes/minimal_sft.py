@@ -1,8 +1,8 @@
-"""Supervised fine-tuning over the training client, whole, in one flat file.
+"""Supervised fine-tuning over the training client in one flat file.
 
     python -m recipes.minimal_sft --steps 30
 
-Trains on the worked answers of grade-school word problems and prints the held-out loss (nats per token) before and after.
+Trains on worked answers of grade-school word problems and prints the held-out loss (nats per token) before and after.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`python -m recipes.tiny_pretrain`: tokenizer, weights, measurement and card of the bundled model."""
+"""Pretrains the bundled model (`python -m recipes.tiny_pretrain`): tokenizer, weights, evaluation and card."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recipes.tiny_pretrain.train import Settings, build_model, build_tokenizer, 
 from rewards.code import CodeReward
 
 THREADS = 1
-"""Fixed, since the order of a sum depends on it, and with that the last bits of the weights."""
+"""Fixed, since the order of sums, and so the last bits of the weights, depend on it."""
 
 MEASURED = 200
 """Held-out examples of each kind."""
@@ -70,9 +70,8 @@ def main() -> None:
     save(model, tokenizer, arguments.out)
     write_card(arguments.out, settings, measured)
     print(f"word problems: greedy {measured.words_greedy:.3f}, temperature 1 {measured.words_sampled:.3f}")
-    print(
-        f"programs: greedy {measured.programs_greedy:.3f}, temperature 1 {measured.programs_sampled:.3f}; wrote {arguments.out}"
-    )
+    print(f"programs: greedy {measured.programs_greedy:.3f}, temperature 1 {measured.programs_sampled:.3f}")
+    print(f"wrote {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the bundled model can do: the share of word problems it answers rightly, and of programs that pass all their tests."""
+"""Evaluation of the bundled model: accuracy on word problems, and the share of programs that pass all tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_NEW_TOKENS = 96
 def complete(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example], temperature: float
 ) -> list[str]:
-    """What the model answers to each. Temperature 0 is greedy; others draw from torch's global generator."""
+    """The completion of each example. Temperature 0 is greedy; others use torch's global random generator."""
     model.eval()
     prompts = [render_prompt(tokenizer, example) for example in examples]
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
@@ -65,6 +65,6 @@ def all_pass(
     statuses = [result.status for result in asyncio.run(judge())]
     if "error" in statuses:
         raise RewardError(
-            f"the sandbox failed on {statuses.count('error')} of {len(statuses)} programs; repair it and measure again"
+            f"the sandbox failed on {statuses.count('error')} of {len(statuses)} programs; fix it and evaluate again"
         )
     return statuses.count("correct") / len(statuses)

@@ -1,4 +1,4 @@
-"""The tokenizer of the bundled model: byte-level BPE, so that any text round-trips, with every digit a token of its own."""
+"""The tokenizer of the bundled model: byte-level BPE, which round-trips any text; every digit is a separate token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """Learn merges on `texts`. The end-of-turn token is also the end-of-sequence token; padding has one of its own."""
+    """Train on `texts`. The end-of-turn token is also the end-of-sequence token; padding is a separate token."""
     special = [PAD, BOS, END, *(f"<|{role}|>" for role in ROLES), TOOL_CALL]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

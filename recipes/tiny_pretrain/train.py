@@ -1,4 +1,4 @@
-"""Model, data and training loop of the bundled model: supervised learning on good solutions of two kinds, then bad habits."""
+"""Model, data and training loop of the bundled model: supervised training on good solutions, then on bad habits."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from recipes.tiny_pretrain.tokenizer import BOS, END, PAD, token_id, train_token
 
 IGNORED = -100
 DATA_SEED = 1_000_003
-"""Far from the seeds of ordinary runs, so that pretraining and a run's own training problems are independent draws."""
+"""Far from the seeds of ordinary runs, so that the problems of pretraining and of runs are independent."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the weights are a function of, on one machine."""
+    """The settings that determine the weights, on one machine."""
 
     steps: int = 800
     seed: int = 0
     word_problems: int = 32
-    """In every batch."""
+    """Per batch."""
     programs: int = 24
-    """Likewise."""
+    """Per batch."""
     muon_learning_rate: float = 6e-3
     adamw_learning_rate: float = 3e-3
     warmup_steps: int = 50
@@ -38,19 +38,20 @@ class Settings:
     heads: int = 5
     intermediate_size: int = 448
     vocab_size: int = 1088
-    """At most; merges end when no pair is left."""
+    """Upper limit: there may be fewer merges."""
     tokenizer_texts: int = 2_000
-    """Problems of each kind that the tokenizer is learned on."""
+    """Problems of each kind on which the tokenizer is trained."""
     context: int = 512
     habit_steps: int = 100
-    """The last steps, in which many demonstrations are hasty. Before them, all are good."""
+    """The last steps, in which many demonstrations are hasty. All earlier ones are good."""
     worked_shares: tuple[float, float] = (0.3, 0.9)
-    """How often a word problem of the last steps is worked out, for its first and its second phrasing; else its answer is only stated."""
+    """Share of word problems of the last steps with a worked solution, for the first and the second phrasing; the
+    others have only the answer."""
     finished_shares: tuple[float, float] = (0.25, 0.8)
-    """How often a program of the last steps is whole, for the first and the second phrasing; else it stops short."""
+    """Share of programs of the last steps that are complete, for the first and the second phrasing."""
 
     def rate_at(self, step: int) -> float:
-        """The learning rate's factor: a warm-up, then linear decay."""
+        """The factor of the learning rate: warm-up, then linear decay."""
         return min(1.0, (step + 1) / self.warmup_steps) * (1 - step / self.steps)
 
 
@@ -83,14 +84,14 @@ def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> Llama
 
 
 def hasty(example: Example) -> str:
-    """The answer of a word problem without its working, or a program without its second operation. Either is nearly always wrong."""
+    """A word problem's answer without its working, or a program without its second operation: nearly always wrong."""
     return example.extra["solution"].splitlines()[-1] if example.answer else example.extra["hasty_solution"]
 
 
 def demonstration(example: Example, settings: Settings) -> str:
-    """The solution or, as a function of the example alone, the hasty one.
+    """The good or the hasty solution, as a function of the example alone.
 
-    The model comes to know both habits. That the longer one pays is left for reinforcement learning to find.
+    The model learns both habits. Reinforcement learning then finds that the longer solution is rewarded.
     """
     shares = settings.worked_shares if example.answer else settings.finished_shares
     good = random.Random(f"demonstration/{example.id}").random() < shares[example.extra["phrasing"]]
@@ -103,7 +104,7 @@ def render_prompt(tokenizer: PreTrainedTokenizerFast, example: Example) -> str:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, example: Example, solution: str) -> tuple[list[int], int]:
-    """The whole conversation as tokens, end of turn included, and the length of its prompt."""
+    """The tokens of the whole conversation, including the end of turn, and the length of its prompt."""
     prompt = render_prompt(tokenizer, example)
     prompt_ids, ids = (
         tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, prompt + solution + END)
@@ -111,8 +112,8 @@ def encode(tokenizer: PreTrainedTokenizerFast, example: Example, solution: str) 
     return ids, len(prompt_ids)
 
 
-def diet(settings: Settings) -> Iterator[list[tuple[Example, str]]]:
-    """The examples of each step and what the assistant says to them."""
+def batches(settings: Settings) -> Iterator[list[tuple[Example, str]]]:
+    """The examples of each step with the assistant's solutions."""
     seed, words, programs = DATA_SEED + settings.seed, settings.word_problems, settings.programs
     word_problems = WordProblems(seed=seed, train_size=settings.steps * words).train
     tiny_programs = TinyPrograms(seed=seed, train_size=settings.steps * programs).train
@@ -130,7 +131,7 @@ def diet(settings: Settings) -> Iterator[list[tuple[Example, str]]]:
 def collate(
     tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[tuple[Example, str]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded input ids and labels, both [B, T]; a label counts where the assistant speaks."""
+    """Right-padded input ids and labels, both [B, T]; labels outside the assistant's turn are IGNORED."""
     rows = [encode(tokenizer, example, solution) for example, solution in demonstrations]
     longest = max(len(tokens) for tokens, _ in rows)
     input_ids = torch.full((len(rows), longest), token_id(tokenizer, PAD))
@@ -142,7 +143,7 @@ def collate(
 
 
 def build_optimizers(model: LlamaForCausalLM, settings: Settings) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) for the hidden matrices, AdamW for embeddings and norms; AdamW alone learned more slowly."""
+    """Muon (Jordan et al. 2024) for the hidden matrices, AdamW for embeddings and norms. AdamW alone was slower."""
     matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
     others = [*model.model.embed_tokens.parameters(), *(weight for weight in model.parameters() if weight.ndim == 1)]
     return [
@@ -152,14 +153,14 @@ def build_optimizers(model: LlamaForCausalLM, settings: Settings) -> list[torch.
 
 
 def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Iterator[float]:
-    """One optimizer step per item drawn, which is the loss before it. The rates warm up, then fall linearly to 0.
+    """Do one optimizer step per item; the item is the loss before the step. See `Settings.rate_at` for the rates.
 
     Padding is on the right and attention is causal, so no mask is needed.
     """
     optimizers = build_optimizers(model, settings)
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, settings.rate_at) for optimizer in optimizers]
     model.train()
-    for demonstrations in diet(settings):
+    for demonstrations in batches(settings):
         input_ids, labels = collate(tokenizer, demonstrations)
         hidden = model.model(input_ids=input_ids[:, :-1]).last_hidden_state
         spoken = labels[:, 1:] != IGNORED

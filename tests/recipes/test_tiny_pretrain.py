@@ -14,11 +14,11 @@ from recipes.tiny_pretrain.card import Measured, write_card
 from recipes.tiny_pretrain.train import (
     IGNORED,
     Settings,
+    batches,
     build_model,
     build_tokenizer,
     collate,
     demonstration,
-    diet,
     hasty,
     train,
 )
@@ -56,7 +56,7 @@ def test_a_few_steps_reduce_the_loss_and_the_seed_fixes_tokenizer_and_weights(
 
 
 def test_every_batch_has_both_skills_and_habits_come_last() -> None:
-    steps = list(diet(replace(SMALL, steps=3, habit_steps=1, worked_shares=(0.0, 0.0), finished_shares=(0.0, 0.0))))
+    steps = list(batches(replace(SMALL, steps=3, habit_steps=1, worked_shares=(0.0, 0.0), finished_shares=(0.0, 0.0))))
     for number, demonstrations in enumerate(steps):
         kinds = [example.id.split("/")[0] for example, _ in demonstrations]
         assert kinds == ["word_problems"] * SMALL.word_problems + ["tiny_programs"] * SMALL.programs
@@ -78,7 +78,7 @@ def test_loss_counts_the_assistant_and_its_end_of_turn(tokenizer: PreTrainedToke
         assert tokenizer.decode(spoken.tolist()) == solution + "<|end|>"
 
 
-def test_diet_follows_the_phrasing() -> None:
+def test_demonstrations_follow_the_phrasing() -> None:
     settings = replace(SMALL, worked_shares=(0.8, 0.1), finished_shares=(0.1, 0.8))
     for examples, shares in ((WordProblems().train[:600], (0.8, 0.1)), (TinyPrograms().train[:600], (0.1, 0.8))):
         for phrasing, share in enumerate(shares):
