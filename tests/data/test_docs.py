@@ -38,7 +38,7 @@ def test_datasets_of_ones_own(tmp_path: Path):
 
 def test_a_multiple_choice_benchmark_in_yaml(tmp_path: Path):
     (tmp_path / "conf" / "dataset").mkdir(parents=True)
-    (tmp_path / "conf" / "dataset" / "science.yaml").write_text(blocks("datasets.md", "yaml")[0])
+    (tmp_path / "conf" / "dataset" / "science.yaml").write_text(blocks("datasets.md", "yaml")[1])
     header, row = "question,a,b,label,topic\n", "What is {}?,yes,no,A,{}\n"
     for split in ("train", "test"):
         (tmp_path / f"{split}.csv").write_text(header + "".join(row.format(f"{split} {n}", n) for n in range(3)))
