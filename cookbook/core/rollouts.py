@@ -1,4 +1,4 @@
-"""The vocabulary of rollouts. A group is several trajectories of one example; a trajectory is a list of transitions."""
+"""Data types of rollouts. A group is several trajectories of one example; a trajectory is a list of transitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Completion:
-    """What a reward sees of a sampled completion: its text without the ending token, and why it ended ("length" means truncated)."""
+    """What a reward sees of a sampled completion.
+
+    `text` is without the ending token; `stop_reason` "length" means truncated.
+    """
 
     text: str
     stop_reason: StopReason
@@ -26,9 +29,9 @@ RewardStatus = Literal["correct", "partial", "wrong", "malformed", "error"]
 
 @dataclass(frozen=True)
 class RewardResult:
-    """A score and what it means. Status "error" says that the grader failed, not the completion: it carries no value into any baseline.
+    """A score and what it means. Status "error" means that the grader failed: the value enters no baseline.
 
-    `metrics` are averaged over a step; `details` (JSON values) are only written down with the rollout.
+    `metrics` are averaged over a step; `details` (JSON values) are only recorded with the rollout.
     """
 
     value: float
@@ -55,7 +58,10 @@ class Transition:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One episode. Its reward is the sum over turns; its status is that of the last turn, or "error" if any turn's grader failed."""
+    """One episode. Its reward is the sum over turns.
+
+    Its status is that of the last turn, or "error" if the grader of any turn failed.
+    """
 
     transitions: tuple[Transition, ...]
 

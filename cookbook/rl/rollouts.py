@@ -1,8 +1,8 @@
-"""Sampling episodes. All concurrency of a reinforcement-learning step is in this file.
+"""Samples episodes. All concurrency of a reinforcement-learning step is in this file.
 
 Groups run concurrently against one sampler. A group's first turn is one request for all of its samples, so that the
-backend reads the shared prompt once; later turns go their own ways. Rewards are computed off the event loop as soon as
-their completion is there, while other samples are still being drawn.
+backend reads the shared prompt once; later turns are separate requests. Rewards are computed off the event loop as
+soon as their completion is there, while others are still being sampled.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cookbook.envs.base import Env, EnvFactory, Observation
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The groups of one step, in the order of their examples, and where the time went (seconds)."""
+    """The groups of one step, in the order of their examples, and the time spent (seconds)."""
 
     groups: list[TrajectoryGroup]
     sample_s: float
     reward_wait_s: float
-    """Time spent with nothing left to sample, only rewards to wait for."""
+    """Time spent waiting for rewards after the last sample."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -66,7 +66,7 @@ def collect(
     `seed_path`, the example's place, the sample and the turn.
 
     Raises:
-        CookbookError: whatever the sampler, an environment or a reward raised; the other episodes are cancelled.
+        CookbookError: raised by the sampler, an environment or a reward; the other episodes are cancelled.
     """
     try:
         return asyncio.run(_Collection(sampler, group_size, sampling_params, seed_path).run(examples, make_env))
@@ -80,7 +80,7 @@ def _first_failure(failures: BaseExceptionGroup[BaseException]) -> BaseException
 
 
 class _Collection:
-    """The state of one `collect`: what is shared by its concurrent episodes."""
+    """The state of one `collect` that its concurrent episodes share."""
 
     def __init__(
         self,
