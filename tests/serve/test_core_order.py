@@ -33,7 +33,7 @@ def test_operations_run_in_the_order_of_their_numbers(service: TrainingService):
     np.testing.assert_array_equal(client.logprobs(), plain.logprobs())
 
 
-def test_a_repeated_operation_is_the_same_ticket_applied_and_billed_once(service: TrainingService):
+def test_a_repeated_operation_is_the_same_ticket_applied_and_counted_once(service: TrainingService):
     client = Client(service)
     first = client.send(forward_backward())
     assert client.send(forward_backward(), sequence=1) == first

@@ -162,17 +162,17 @@ def test_stopping_a_session_fails_what_is_queued_and_lets_what_runs_end(tmp_path
 
 def test_a_session_without_requests_expires_and_another_does_not(tmp_path: Path):
     service = open_service(tmp_path, Limits(session_timeout_s=1.0))
-    silent, heard = Client(service), Client(service)
+    silent, active = Client(service), Client(service)
 
     def expired() -> bool:
-        service.sessions.get("a", heard.session_id)
+        service.sessions.get("a", active.session_id)
         record = service.store.session("a", silent.session_id)
         return record is not None and record.state == "Expired"
 
     eventually(expired)
     with pytest.raises(Gone, match="is Expired"):
         silent.send(STEP)
-    heard.do(STEP)
+    active.do(STEP)
     service.close()
 
 

@@ -128,7 +128,7 @@ print(model_id, last, flush=True)
 """
 
 
-def test_a_killed_client_disturbs_nobody_and_what_it_held_is_freed(tmp_path: Path):
+def test_a_killed_client_does_not_affect_others_and_its_memory_is_freed(tmp_path: Path):
     limits = Limits(session_timeout_s=1.0, gap_timeout_s=0.5)
     with fake_server(tmp_path, limits=limits) as (api, service, backend):
         other = api.model()
@@ -144,9 +144,9 @@ def test_a_killed_client_disturbs_nobody_and_what_it_held_is_freed(tmp_path: Pat
         doomed.kill()
         doomed.wait()
         doomed.stdout.close()
-        heard = api.ok("optim_step", optim_step(other))["request_id"]
+        request_id = api.ok("optim_step", optim_step(other))["request_id"]
         backend.gate.set()
-        assert "metrics" in api.fetch(heard)
+        assert "metrics" in api.fetch(request_id)
 
         session = model_id.partition(":")[0]
 
@@ -163,7 +163,7 @@ def test_a_killed_client_disturbs_nobody_and_what_it_held_is_freed(tmp_path: Pat
         assert [made() is None for made in backend.made] == [False, True], "its weights are gone, the other's are not"
 
 
-def test_a_hundred_waiting_clients_get_their_results_and_hold_up_nobody(tmp_path: Path):
+def test_a_hundred_waiting_clients_get_their_results_and_do_not_delay_others(tmp_path: Path):
     with fake_server(tmp_path, limits=Limits(max_sessions=200)) as (api, _, backend), ThreadPoolExecutor(100) as pool:
         models = [*pool.map(lambda _: api.model(), range(100))]
         backend.gate.clear()
@@ -236,7 +236,7 @@ def test_the_sdk_backs_off_from_full_quotas_and_completes(tmp_path: Path, caplog
         assert service.store.usage("local") == Usage(prefill=8 * 2, sampled=sampled, trained=8 * TOKENS)
 
 
-def test_an_oversized_body_is_refused_and_the_numbers_after_it_end_as_the_text_says(tmp_path: Path):
+def test_an_oversized_body_is_refused_and_later_operations_fail_with_a_message(tmp_path: Path):
     tinker = pytest.importorskip("tinker")
     limits = Limits(gap_timeout_s=0.5)
     with fake_server(tmp_path, limits=limits, max_body_bytes=2**20) as (api, service, _):

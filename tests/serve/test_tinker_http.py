@@ -1,4 +1,4 @@
-"""The tinker API without the SDK: what curl sends, and what no SDK would."""
+"""The tinker API without the SDK: JSON requests, and requests that an SDK never sends."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_numbers_decide_the_order_and_repeats_are_the_same_operation(api: Api) -
     assert again["metrics"]["grad_norm"] == 0, "the repeated forward_backward added nothing"
 
 
-def test_a_result_that_is_not_there_yet_is_asked_for_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_is_not_ready_can_be_fetched_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     model_id = api.model()
     waiting = api.ok("optim_step", {"model_id": model_id, "seq_id": 2, "adam_params": {}})["request_id"]
     waited, wait = [], Ticket.wait
@@ -80,7 +80,7 @@ def test_a_result_that_is_not_there_yet_is_asked_for_again(api: Api, monkeypatch
     assert "metrics" in api.ok("retrieve_future", {"request_id": waiting})
 
 
-def test_large_results_are_announced_to_those_who_ration_memory(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_large_result_is_sent_first_on_request(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "METADATA_FIRST_BYTES", 1)
     request_id = api.ok("forward_backward", forward_backward(api.model()))["request_id"]
     status, answer = api.call(
@@ -176,7 +176,7 @@ def test_the_loss_that_recipes_ask_for_by_default_is_refused_with_one_to_choose_
     assert "loss_fn=importance_sampling" in api.failed("asample", {**sample, "record_stability_info": True})
 
 
-def test_operations_of_an_earlier_server_fail_with_what_became_of_them(tmp_path: Path) -> None:
+def test_operations_of_an_earlier_server_fail_with_what_happened_to_their_session(tmp_path: Path) -> None:
     with live_server(tmp_path) as url:
         first = Api(url)
         model_id = first.model()

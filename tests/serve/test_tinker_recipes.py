@@ -23,7 +23,7 @@ def test_a_client_without_the_package_is_told_what_to_install() -> None:
         tinker_recipes.check_client("/bin/false")
 
 
-def test_a_recipe_that_stops_early_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_that_stops_early_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tinker_recipes.recipes(20)[-1]
     risen, flat = [0.1] * 10 + [0.4] * 10, [0.2] * 20
     assert tinker_recipes.report([tinker_recipes.Outcome(recipe, 0, 1.0, risen)])

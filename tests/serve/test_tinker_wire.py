@@ -1,4 +1,4 @@
-"""The protobuf messages against the SDK's own: what it writes we read, what we write it reads."""
+"""The protobuf messages against those of the SDK, in both directions."""
 
 import contextlib
 import random

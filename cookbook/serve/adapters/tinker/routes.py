@@ -77,7 +77,7 @@ def _add_session_routes(router: APIRouter, service: TrainingService) -> None:
 
     @router.post("/telemetry")
     async def telemetry() -> dict[str, str]:
-        return {"status": "accepted"}  # dropped
+        return {"status": "accepted"}  # and dropped
 
     @router.post("/create_session")
     async def create_session(request: Request) -> dict[str, Any]:
