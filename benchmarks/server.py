@@ -1,12 +1,14 @@
-"""The session server, through the published tinker SDK, against the same backend in this process: GRPO-like steps of the same work.
+"""Time and CPU of GRPO-like steps on the session server, through the published tinker SDK, and in this process.
 
-    python benchmarks/server.py [--base-model tiny] [--prompts 40] [--samples 8] [--max-tokens 80] [--repeats 5] [--sparse-logprobs]
+    python benchmarks/server.py [--base-model tiny] [--prompts 40] [--samples 8] [--max-tokens 80] [--repeats 5]
+        [--sparse-logprobs]
 
-A step is a snapshot, `samples` seeded samples of each prompt, forward_backward of one datum for each sample, and optim_step. The two
-take turns. The server is another process; on a machine whose cores are all taken by one step the client's own work adds to its wall time,
-so CPU seconds are given as well. Wall times are medians, the server's own cost is what its process takes beyond the work in this process.
+A step is a snapshot, `samples` seeded samples of each prompt, forward_backward of one datum for each sample, and
+optim_step. The two run the same steps in turn. The server is another process. If one step uses all cores, the work of
+the client adds to the wall time of the server's steps, so CPU seconds are given as well. Wall times are medians. The
+server's own cost is the CPU time of its process minus that of the same step in this process.
 
-`--sparse-logprobs` is for a client that reads no logprobs but those that the loss reads; the server then saves a forward pass.
+`--sparse-logprobs` is for a client that reads only the logprobs that the loss reads. It saves a forward pass.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import tinker
@@ -29,15 +32,17 @@ from cookbook.core import types as ours
 LOSS, LEARNING_RATE, RANK, ALPHA, SEED = "importance_sampling", 1e-4, 16, 32.0, 0
 PHASES = ("snapshot", "sample", "forward_backward", "optim_step")
 
+_T = TypeVar("_T")
+
 
 @dataclass
 class Times:
-    """Wall seconds of each phase of each step, and CPU seconds of each step, by process."""
+    """Wall seconds by phase and step, and CPU seconds by process and step."""
 
     phases: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
     cpu: dict[str, list[float]] = field(default_factory=dict)
 
-    def timed(self, phase: str, work: Callable[[], object]) -> object:
+    def timed(self, phase: str, work: Callable[[], _T]) -> _T:
         started = time.perf_counter()
         result = work()
         self.phases[phase].append(time.perf_counter() - started)
@@ -61,9 +66,9 @@ def inputs_of(prompt: list[int], tokens: list[int], logprobs: list[float], advan
 
 
 def step(
-    times: Times, client, prompts: list[list[int]], api, samples: int, max_tokens: int, sampler_of: Callable
+    times: Times, client: Any, prompts: list[list[int]], api: Any, samples: int, max_tokens: int, sampler_of: Callable
 ) -> list[list[int]]:
-    """One step, with `api` either the SDK's types or ours: the two are alike. Returns what was drawn."""
+    """One step; `api` has the types of the SDK or those of this project. Returns the sampled tokens."""
     sampler = times.timed("snapshot", lambda: sampler_of(client))
 
     def sample() -> list:
@@ -111,7 +116,7 @@ def main() -> int:
         metadata = {"sparse_logprobs": str(arguments.sparse_logprobs).lower()}
         there = service.create_lora_training_client(arguments.base_model, RANK, SEED, user_metadata=metadata).result()
         for repeat in range(arguments.repeats + 1):
-            mine, theirs = (Times(), Times()) if repeat == 0 else (in_process, served)  # the first warms both up
+            mine, theirs = (Times(), Times()) if repeat == 0 else (in_process, served)  # the first is a warm-up
             own, cpu = time.process_time(), cpu_seconds(pid)
             drawn = step(
                 mine, here, prompts, ours, *sizes, lambda client: client.save_weights_and_get_sampling_client()
@@ -130,7 +135,8 @@ def main() -> int:
             theirs.cpu.setdefault("client", []).append(time.process_time() - own)
             theirs.cpu.setdefault("server", []).append(cpu_seconds(pid) - cpu)
             print(
-                f"step {repeat}: {sum(map(len, drawn))} and {sum(map(len, again))} tokens drawn, server idle {idle:.2f} s CPU",
+                f"step {repeat}: {sum(map(len, drawn))} and {sum(map(len, again))} tokens sampled, "
+                f"server idle {idle:.2f} s CPU",
                 flush=True,
             )
     local.stop()
@@ -141,7 +147,8 @@ def main() -> int:
     print(f"{'step':18}{in_process.step_s:10.3f} s{served.step_s:10.3f} s{served.step_s / in_process.step_s:8.2f}")
     base, server, client = in_process.median("in process"), served.median("server"), served.median("client")
     print(
-        f"CPU of a step: in process {base:.2f} s; server {server:.2f} s, client {client:.2f} s; load {os.getloadavg()[0]:.1f}"
+        f"CPU of a step: in process {base:.2f} s; server {server:.2f} s, client {client:.2f} s; "
+        f"load {os.getloadavg()[0]:.1f}"
     )
     print(f"the server's own cost: {100 * (server - base) / server:.1f} % of its step's CPU")
     return 0

@@ -1,13 +1,13 @@
-"""Many sessions at once on one base model, through the published tinker SDK: errors, memory of the server, fairness.
+"""Load test of the session server: many clients on one base model, through the published tinker SDK.
 
     python benchmarks/server_load.py [--sessions 32] [--seconds 300] [--base-model tiny]
 
-Every session is a client of its own, on a thread of this process, that repeats: forward_backward of 8 datums, optim_step, a snapshot,
-a sample of 4; every tenth round save_state, and load_state_with_optimizer of it. Before the clock starts it has done two rounds and
-made as many snapshots as the server keeps. The server is another process.
+Every session has its own client, on a thread of this process. It repeats a round: forward_backward of 8 datums,
+optim_step, a snapshot, a sample of 4, and in every tenth round save_state and load_state_with_optimizer. Before the
+clock starts, each has run two rounds and made as many snapshots as the server keeps. The server is another process.
 
-Passes (exit status 0) with no error, a resident memory that grows by less than 10 % in the second half, and at most twice as many
-rounds in the fastest session as in the slowest.
+Exit status 0 if there is no error, the resident memory of the server grows by less than 10 % in the second half, and
+the fastest session runs at most twice as many rounds as the slowest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WARM_UP_ROUNDS = 2
 
 @contextmanager
 def serve(*arguments: str) -> Iterator[tuple[str, int]]:
-    """The URL and the process id of a server of our own; what it keeps is removed with it."""
+    """The URL and the process id of a new server; its state directory is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="server-load-") as state_dir:
         command = [sys.executable, "-m", "cookbook.serve", "--port", "0", "--state-dir", state_dir, *arguments]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -56,7 +56,7 @@ def serve(*arguments: str) -> Iterator[tuple[str, int]]:
 
 
 def _watch(process: subprocess.Popen[str]) -> None:
-    """Read its log, which would fill the pipe, and say so if it dies."""
+    """Read its log, so that the pipe does not fill up, and report if it fails."""
     for _ in process.stdout or ():
         pass
     if process.wait() != 0:
@@ -72,22 +72,17 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-class Session(threading.Thread):
-    """One client, which counts the rounds that it ends before `stop`."""
+class Client(threading.Thread):
+    """The client of one session. It counts the rounds that it finishes before `stop`."""
 
     def __init__(self, url: str, base_model: str, number: int, start: threading.Barrier, stop: threading.Event) -> None:
-        super().__init__(name=f"session-{number}", daemon=True)
+        super().__init__(name=f"client-{number}", daemon=True)
         self.rounds = 0
         self.operations: Counter[str] = Counter()
         self.errors: list[str] = []
         self.longest_round_s = 0.0
-        self._url, self._base_model, self._number, self._start_together, self._stop_event = (
-            url,
-            base_model,
-            number,
-            start,
-            stop,
-        )
+        self._url, self._base_model, self._number = url, base_model, number
+        self._start_together, self._stop_event = start, stop
 
     def run(self) -> None:
         try:
@@ -95,7 +90,7 @@ class Session(threading.Thread):
                 model = service.create_lora_training_client(self._base_model, rank=8, seed=self._number).result()
                 for index in range(WARM_UP_ROUNDS):
                     self._round(model, f"warm-up-{index}")
-                for _ in range(Limits().max_snapshots):  # as many as are kept: from then on memory is to be flat
+                for _ in range(Limits().max_snapshots):  # Memory should not grow once all of them exist.
                     model.save_weights_and_get_sampling_client().result()
                 self._start_together.wait()
                 while not self._stop_event.is_set():
@@ -103,7 +98,7 @@ class Session(threading.Thread):
                     self._round(model, f"round-{self.rounds}" if self.rounds % SAVE_EVERY == SAVE_EVERY - 1 else None)
                     self.longest_round_s = max(self.longest_round_s, time.perf_counter() - started)
                     self.rounds += 1
-        except Exception as error:  # reported, whatever it is
+        except Exception as error:  # main reports it
             self.errors.append(f"{type(error).__name__}: {error}")
             self._start_together.abort()
 
@@ -135,46 +130,47 @@ def main() -> int:
     parser.add_argument("--base-model", default="tiny")
     arguments = parser.parse_args()
     os.environ["TINKER_TELEMETRY"] = "0"
-    # The SDK has announced the end of load_state, at every call.
+    # The SDK warns at every call of load_state that it is deprecated.
     logging.getLogger("tinker").setLevel(logging.ERROR)
     warnings.simplefilter("ignore", FutureWarning)
     stop, start = threading.Event(), threading.Barrier(arguments.sessions + 1)
     with serve("--base-model", arguments.base_model) as (url, pid):
-        sessions = [Session(url, arguments.base_model, number, start, stop) for number in range(arguments.sessions)]
-        for session in sessions:
-            session.start()
+        clients = [Client(url, arguments.base_model, number, start, stop) for number in range(arguments.sessions)]
+        for client in clients:
+            client.start()
         try:
             start.wait()
         except threading.BrokenBarrierError:
-            print(*(error for session in sessions for error in session.errors), sep="\n")
+            print(*(error for client in clients for error in client.errors), sep="\n")
             return 1
         began, cpu, own = time.perf_counter(), cpu_seconds(pid), time.process_time()
         memory: list[float] = []
         while (elapsed := time.perf_counter() - began) < arguments.seconds:
             memory.append(resident_mib(pid))
-            rounds = [session.rounds for session in sessions]
+            rounds = [client.rounds for client in clients]
             print(
-                f"{elapsed:6.0f} s  {memory[-1]:7.1f} MiB  rounds {min(rounds)} to {max(rounds)}  load {os.getloadavg()[0]:.1f}",
+                f"{elapsed:6.0f} s  {memory[-1]:7.1f} MiB  rounds {min(rounds)} to {max(rounds)}  "
+                f"load {os.getloadavg()[0]:.1f}",
                 flush=True,
             )
             time.sleep(min(arguments.seconds / 20, arguments.seconds - elapsed))
-        rounds = [session.rounds for session in sessions]
+        rounds = [client.rounds for client in clients]
         memory.append(resident_mib(pid))
         server_cpu, client_cpu = cpu_seconds(pid) - cpu, time.process_time() - own
         stop.set()
-        for session in sessions:
-            session.join()
-    errors = [error for session in sessions for error in session.errors]
+        for client in clients:
+            client.join()
+    errors = [error for client in clients for error in client.errors]
     half = len(memory) // 2
     growth, ratio = max(memory[half:]) / max(memory[: half + 1]), max(rounds) / max(1, min(rounds))
-    print(
-        f"{arguments.sessions} sessions, {arguments.seconds:g} s: {dict(sum((s.operations for s in sessions), Counter()))}"
-    )
+    operations = dict(sum((client.operations for client in clients), Counter()))
+    print(f"{arguments.sessions} sessions, {arguments.seconds:g} s: {operations}")
     print(f"errors: {len(errors)}", *errors[:5], sep="\n  ")
     print(
-        f"memory of the server: {memory[0]:.1f} MiB at the start, at most {max(memory):.1f}; second half over first {growth:.3f}"
+        f"memory of the server: {memory[0]:.1f} MiB at the start, at most {max(memory):.1f}; "
+        f"second half over first {growth:.3f}"
     )
-    longest_s = max(session.longest_round_s for session in sessions)
+    longest_s = max(client.longest_round_s for client in clients)
     print(f"rounds of a session: {min(rounds)} to {max(rounds)}, ratio {ratio:.2f}; longest round {longest_s:.1f} s")
     print(f"CPU: server {server_cpu:.1f} s, clients {client_cpu:.1f} s")
     return 0 if not errors and growth < 1.1 and ratio <= 2 else 1

@@ -1,14 +1,15 @@
-"""Unmodified recipes of the published tinker-cookbook against our server, offline, on the bundled `tiny` model.
+"""Unmodified recipes of the published tinker-cookbook on the session server, offline, with the bundled `tiny` model.
 
     python benchmarks/tinker_recipes.py --python CLIENT/bin/python [--only NAME ...] [--work DIR] [--learning-steps N]
 
-CLIENT is an environment of its own: python -m venv CLIENT; CLIENT/bin/pip install 'tinker-cookbook[math-rl]==0.6.1'
+CLIENT is a separate environment: python -m venv CLIENT; CLIENT/bin/pip install 'tinker-cookbook[math-rl]==0.6.1'
 
-The recipes find models and data by relative path, so they run in a folder made for them: two names of models that tinker-cookbook
-knows, with tiny's tokenizer under them, and a few generated rows under the names of the data sets. The server serves tiny by these names.
+The recipes find models and data by relative path, so they run in a folder made for them. It has the tokenizer of tiny
+under two model names that tinker-cookbook knows, and a few generated rows under the names of the data sets. The server
+serves tiny under these model names.
 
-Every recipe must end with status 0 and have logged as many steps as it was asked for. `learning`, which is `math_rl` for longer, must
-moreover raise its reward. Exit status 1 where anything fails.
+Every recipe must end with status 0 and log as many steps as requested. `learning`, a longer `math_rl`, must also raise
+its reward. Exit status 1 if anything fails.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from cookbook.data.generated.word_problems import WordProblems
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CHAT_MODEL, BASE_MODEL = "Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-8B-Base"
-"""Chosen for what tinker-cookbook takes them for: a ChatML model, which stops at a token, and a base model, which stops at a text."""
+"""To tinker-cookbook these are a ChatML model, which stops at a token, and a base model, which stops at a text."""
 
 SPELLING = {
     "<|user|>": "<|im_start|>user\n",
@@ -42,10 +43,10 @@ SPELLING = {
     "<|end|>": "<|im_end|>",
     "####": "\\boxed",
 }
-"""How the chat model's tokenizer spells some of tiny's tokens, the ids of which stay: turns are ChatML, and `#### 28` is `\\boxed 28`."""
+"""New texts for some of tiny's tokens, with the same ids: turns become ChatML, and `#### 28` becomes `\\boxed 28`."""
 
 AVERAGED_STEPS = 5
-"""How many of the first and of the last rewards are averaged and compared."""
+"""How many of the first and of the last rewards are averaged."""
 
 MIN_RISE = 0.1
 
@@ -54,7 +55,7 @@ LEARNING = "learning"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A run of one module of tinker_cookbook.recipes; `metric` is what its log calls the number to show."""
+    """A run of one module of tinker_cookbook.recipes; `metric` is the metric of its log to show."""
 
     name: str
     module: str
@@ -62,7 +63,7 @@ class Recipe:
     steps: int
     metric: str
     log: str = ""
-    """Folder of the log, where it is not the name."""
+    """Folder of the log, if it is not the name."""
 
     @property
     def log_path(self) -> str:
@@ -87,7 +88,7 @@ class Outcome:
     """The metric of every step."""
 
     @property
-    def complaint(self) -> str | None:
+    def problem(self) -> str | None:
         if self.status != 0:
             return f"ended with status {self.status}"
         if len(self.values) != self.recipe.steps:
@@ -117,7 +118,7 @@ def recipes(learning_steps: int) -> list[Recipe]:
     return [
         Recipe("sl_loop", "sl_loop", {**small, "model_name": CHAT_MODEL, "batch_size": 4}, 3, nll),
         Recipe("chat_sl", "chat_sl.train", {**chat_sl, "eval_every": 1}, 3, nll),
-        # The same log and one epoch more: it goes on from the last checkpoint, with the optimizer.
+        # The same log and one more epoch: it continues from the last checkpoint, with the optimizer.
         Recipe(
             "resume",
             "chat_sl.train",
@@ -130,7 +131,7 @@ def recipes(learning_steps: int) -> list[Recipe]:
         Recipe("rl_loop", "rl_loop", rl_loop, 3, reward),
         Recipe("arithmetic", "math_rl.train", {**math_rl, **arithmetic}, 3, rewards),
         Recipe("gsm8k_ppo", "math_rl.train", {**math_rl, **ppo}, 3, rewards),
-        # The environment that puts no example before the question: tiny cannot copy numbers in contexts longer than its training's.
+        # This environment puts no example before the question: tiny cannot copy numbers in longer contexts.
         Recipe(LEARNING, "math_rl.train", {**math_rl, **longer}, learning_steps, rewards),
     ]
 
@@ -156,7 +157,8 @@ def prepare(work: Path) -> None:
     problems = WordProblems(train_size=2000).train
     polaris = [{"problem": example.messages[0]["content"], "answer": example.answer} for example in problems]
     _write_rows(work / "POLARIS-Project/Polaris-Dataset-53K/train.jsonl", polaris)
-    # The example that the recipes put before these questions has the answer 3, which tiny repeats: some samples are to earn a reward.
+    # The example that the recipes put before these questions has the answer 3. Tiny repeats it, so some samples earn a
+    # reward.
     rows = [{"question": e.messages[0]["content"], "answer": e.extra["solution"]} for e in problems if e.answer == "3"]
     _write_rows(work / "openai/gsm8k/train.jsonl", rows[4:])
     _write_rows(work / "openai/gsm8k/test.jsonl", rows[:4])
@@ -168,7 +170,7 @@ def _respell(folder: Path) -> None:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     model, added = tokenizer["model"], tokenizer["added_tokens"]
     model["merges"] = [merge for merge in model["merges"] if "".join(merge) not in SPELLING]
-    # Added tokens are found as they stand, and `lstrip` takes in the line break that ChatML has between turns.
+    # Added tokens match exactly, and `lstrip` includes the line break that ChatML has between turns.
     flags = {"single_word": False, "rstrip": False, "normalized": False}
     kept = [token for token in added if token["content"] not in SPELLING]
     respelled = [
@@ -201,7 +203,7 @@ def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 @contextmanager
 def server(work: Path) -> Iterator[str]:
-    """The URL of `python -m cookbook.serve` with both names for tiny; its log is `server.log`."""
+    """The URL of a `python -m cookbook.serve` that serves tiny under both names; its log is `server.log`."""
     models = [argument for name in (CHAT_MODEL, BASE_MODEL) for argument in ("--base-model", f"{name}=tiny")]
     command = [sys.executable, "-m", "cookbook.serve", "--port", "0", "--state-dir", str(work / "state"), *models]
     log = work / "server.log"
@@ -219,7 +221,7 @@ def server(work: Path) -> Iterator[str]:
 
 
 def run(recipe: Recipe, python: str, work: Path, url: str, timeout_s: float) -> Outcome:
-    """Run a recipe to its end; its output is `<name>.log`."""
+    """Run a recipe; its output is `<name>.log`."""
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment |= {"TINKER_BASE_URL": url, "TINKER_API_KEY": "tml-any", "TINKER_TELEMETRY": "0"}
     environment |= {
@@ -237,12 +239,12 @@ def run(recipe: Recipe, python: str, work: Path, url: str, timeout_s: float) -> 
                 command, cwd=work, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=timeout_s
             ).returncode
         except subprocess.TimeoutExpired:
-            status = 124  # as timeout(1) has it
+            status = 124  # as with timeout(1)
     outcome = Outcome(
         recipe, status, time.perf_counter() - start, _logged(work / recipe.log_path / "metrics.jsonl", recipe.metric)
     )
-    if outcome.complaint is not None:
-        print(f"{recipe.name} {outcome.complaint}; the end of {log}:\n{log.read_text()[-3000:]}", flush=True)
+    if outcome.problem is not None:
+        print(f"{recipe.name} {outcome.problem}; the end of {log}:\n{log.read_text()[-3000:]}", flush=True)
     return outcome
 
 
@@ -253,14 +255,14 @@ def _logged(metrics: Path, name: str) -> list[float]:
 
 
 def rise(values: Sequence[float]) -> float:
-    """Of the mean over the first `AVERAGED_STEPS` steps to that over the last."""
+    """The difference between the means over the last and the first `AVERAGED_STEPS` steps."""
     return statistics.mean(values[-AVERAGED_STEPS:]) - statistics.mean(values[:AVERAGED_STEPS])
 
 
 def check_client(python: str) -> None:
-    """Raises SystemExit with what to install."""
+    """Raises SystemExit, which says what to install."""
     if shutil.which(python) is None:
-        raise SystemExit(f"--python {python}: there is no such program")
+        raise SystemExit(f"--python {python}: is not a program")
     probe = subprocess.run(
         [python, "-c", "import tinker_cookbook.recipes.math_rl.math_grading; print(tinker_cookbook.__version__)"],
         capture_output=True,
@@ -268,28 +270,28 @@ def check_client(python: str) -> None:
     )
     if probe.returncode != 0:
         raise SystemExit(
-            f"{python} has no tinker-cookbook with the extra math-rl: make an environment for it (python -m venv CLIENT; "
-            f"CLIENT/bin/pip install 'tinker-cookbook[math-rl]==0.6.1') and give --python CLIENT/bin/python\n{probe.stderr[-500:]}"
+            f"{python} has no tinker-cookbook with the extra math-rl: make an environment (python -m venv CLIENT; "
+            "CLIENT/bin/pip install 'tinker-cookbook[math-rl]==0.6.1') and use --python CLIENT/bin/python\n"
+            f"{probe.stderr[-500:]}"
         )
     print(f"tinker-cookbook {probe.stdout.strip()}")
 
 
 def report(outcomes: Sequence[Outcome]) -> bool:
-    """Print the table. Whether all is well."""
-    well = True
+    """Print the table. Whether every recipe succeeded."""
+    succeeded = True
     print(f"{'recipe':16} {'status':>6} {'seconds':>7} {'steps':>5}  metric, first to last")
     for outcome in outcomes:
         recipe, values = outcome.recipe, outcome.values
         shown = f"{recipe.metric} {values[0]:.3f} to {values[-1]:.3f}" if values else recipe.metric
-        print(
-            f"{recipe.name:16} {outcome.status:6} {outcome.seconds:7.1f} {len(values):5}  {shown} {outcome.complaint or ''}"
-        )
-        well &= outcome.complaint is None
+        numbers = f"{outcome.status:6} {outcome.seconds:7.1f} {len(values):5}"
+        print(f"{recipe.name:16} {numbers}  {shown} {outcome.problem or ''}")
+        succeeded &= outcome.problem is None
         if recipe.name == LEARNING and values:
             print("reward of every step:", *(f"{value:.2f}" for value in values))
-            print(f"the mean of {AVERAGED_STEPS} rose by {rise(values):.3f}; at least {MIN_RISE} is asked for")
-            well &= rise(values) >= MIN_RISE
-    return well
+            print(f"the mean of {AVERAGED_STEPS} rose by {rise(values):.3f}; at least {MIN_RISE} is required")
+            succeeded &= rise(values) >= MIN_RISE
+    return succeeded
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -297,13 +299,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="interpreter of the environment with tinker-cookbook")
     parser.add_argument(
-        "--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)}"
+        "--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"recipes to run, of {', '.join(names)}"
     )
-    parser.add_argument(
-        "--work", type=Path, help="a folder that does not exist yet, and is kept; by default a temporary one"
-    )
+    parser.add_argument("--work", type=Path, help="a new folder, which is kept (default: a temporary one)")
     parser.add_argument("--learning-steps", type=int, default=20)
-    parser.add_argument("--timeout-s", type=float, default=600, help="of a recipe")
+    parser.add_argument("--timeout-s", type=float, default=600, help="time limit of a recipe")
     args = parser.parse_args(argv)
     check_client(args.python)
     args.python = os.path.abspath(shutil.which(args.python) or args.python)  # the recipes run in another folder
