@@ -183,13 +183,13 @@ def test_pending_operations_of_a_silent_server_fail(monkeypatch: pytest.MonkeyPa
     async def answers() -> bool:
         return False
 
-    watched = Calls(answers, patience_s=0.2, where="http://server")
+    watched = Calls(answers, patience_s=1.0, where="http://server")
     with caplog.at_level(logging.WARNING):
         pending = watched.call(lambda: asyncio.sleep(60), lambda value: value)
         with pytest.raises(BackendError, match=r"http://server has not answered.*resume=auto"):
             pending.result(10)
     assert [record.message for record in caplog.records] == [
-        "http://server does not answer; what is pending fails after 0.2 s"
+        "http://server does not answer; what is pending fails after 1 s"
     ]
     pending = watched.call(lambda: asyncio.sleep(60), lambda value: value)
     watched.stop("stopped")
