@@ -1,4 +1,4 @@
-"""Curricula: what is chosen after what was learnt, and that a saved one goes on exactly."""
+"""Curricula: what is chosen after which rewards, and that a saved one continues exactly."""
 
 import json
 from collections.abc import Callable, Sequence

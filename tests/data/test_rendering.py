@@ -176,7 +176,7 @@ def clock_call(arguments: Any) -> Message:
 
 
 @pytest.mark.parametrize("system", [[], [SYSTEM]])
-def test_exactly_the_assistants_words_and_its_end_of_turn_are_learnt(family: Family, system: list[Message]):
+def test_exactly_the_assistants_words_and_its_end_of_turn_are_trained(family: Family, system: list[Message]):
     first, second = HELLO[1]["content"], SUM[1]["content"]
     for train_on in ("last_assistant", "all_assistant"):
         assert family.loss_mask([*system, *HELLO], train_on) == first + family.last_end
@@ -193,7 +193,7 @@ def test_everything_is_all_tokens_but_the_first(family: Family):
 
 
 @pytest.mark.parametrize("arguments", [{"city": "Rome"}, ARGUMENTS])
-def test_tool_calls_are_learnt_as_the_format_writes_them(family: Family, arguments: Any):
+def test_tool_calls_are_trained_as_the_format_writes_them(family: Family, arguments: Any):
     call = clock_call(arguments)
     if family.call is None:
         for later in ([], SUM):
@@ -290,7 +290,7 @@ def test_a_template_that_rewrites_earlier_turns_is_named():
     assert tokenizer.decode(written) == "It is 4, isn't it?<|im_end|>", "the empty thinking block is the template's"
 
 
-def test_reasoning_is_learnt_where_the_format_keeps_it(monkeypatch: pytest.MonkeyPatch):
+def test_reasoning_is_trained_where_the_format_keeps_it(monkeypatch: pytest.MonkeyPatch):
     family = make_family("qwen3", monkeypatch)
     thinking: Message = {**SUM[1], "reasoning_content": "2 and 2."}
     assert (
@@ -299,7 +299,7 @@ def test_reasoning_is_learnt_where_the_format_keeps_it(monkeypatch: pytest.Monke
     )
 
 
-def test_what_cannot_be_learnt_is_an_error(monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_trained_is_an_error(monkeypatch: pytest.MonkeyPatch):
     tiny = make_family("tiny", monkeypatch).renderer
     with pytest.raises(DataError, match="does not end with an assistant turn"):
         tiny.supervised(HELLO[:1], "all_assistant")
