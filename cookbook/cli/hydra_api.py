@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -46,14 +47,20 @@ def run_command_line(job: TaskFunction, arguments: Sequence[str]) -> None:
 
 @contextmanager
 def _process(arguments: Sequence[str]) -> Iterator[None]:
-    """`hydra.main` reads sys.argv and nothing else, and exits with a message of its own unless told to raise errors."""
+    """`hydra.main` reads sys.argv and nothing else, and exits with a message of its own unless told to raise errors.
+
+    It also configures the root logger. All of that is as before at the end.
+    """
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    handlers, level = list(logging.root.handlers), logging.root.level
     sys.argv = [argv[0], *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         yield
     finally:
         sys.argv = argv
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
         if full_error is None:
             del os.environ["HYDRA_FULL_ERROR"]
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,6 +36,7 @@ def run_job(config: DictConfig) -> float | None:
         JobFailed: whatever went wrong. In a sweep the other jobs still run, and the outcome is in the job's folder.
     """
     info = HydraConfig.get()
+    os.chdir(info.runtime.cwd)  # that of the command: a process that is used again may be in another one
     folders.use(folders.from_searchpath(info.searchpath))
     overrides: list[str] = OmegaConf.to_container(info.overrides.task, resolve=False)  # pyright: ignore[reportAssignmentType]
     in_sweep = info.mode == RunMode.MULTIRUN
