@@ -58,11 +58,6 @@ def search_override() -> list[str]:
     return [f"hydra.searchpath=[{','.join(quoted)}]"] if quoted else []
 
 
-def from_searchpath(searchpath: Sequence[str]) -> list[str]:
-    """The folders in a `hydra.searchpath`, as another process finds it in its configuration."""
-    return [place.removeprefix("file://") for place in searchpath if place.startswith("file://")]
-
-
 def _existing(folder: Path) -> Path:
     if not folder.is_dir():
         parent = folder.absolute().parent

@@ -9,8 +9,9 @@ from pathlib import Path
 from cookbook.cli import folders, hydra_api, optuna_sweeper, sweep
 from cookbook.cli.explain import COMPOSITION_ERRORS, check_groups, explain
 from cookbook.cli.flags import Command
-from cookbook.cli.job import JobFailed, run_job
+from cookbook.cli.job import Job, JobFailed
 from cookbook.cli.report import print_error
+from cookbook.cli.saved import with_saved_recipe
 from cookbook.cli.schema import register_schemas
 
 
@@ -22,15 +23,17 @@ def launch(command: Command) -> int:
     """
     check_groups(command.overrides)
     register_schemas()
+    overrides = with_saved_recipe(command.overrides)
     optuna_sweeper.register()
     failure = None
     # Hydra gives each job of a sweep a folder. Only the outcomes in it matter, because a run has a folder of its own.
     with tempfile.TemporaryDirectory(prefix="cookbook-sweep-") as scratch:
-        arguments = [f"hydra.sweep.dir={scratch}", *folders.search_override(), *command.overrides]
+        arguments = [f"hydra.sweep.dir={scratch}", *folders.search_override(), *overrides]
         try:
-            hydra_api.run_command_line(run_job, [*command.hydra_flags(), *arguments])
+            job = Job(Path.cwd(), tuple(folders.own()))
+            hydra_api.run_command_line(job, [*command.hydra_flags(), *arguments])
         except COMPOSITION_ERRORS as error:
-            raise explain(error, command.overrides) from error
+            raise explain(error, overrides) from error
         except JobFailed as error:
             failure = error
         except SystemExit as done:  # after printing what a flag asked for

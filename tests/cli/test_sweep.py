@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hydra.core.hydra_config import HydraConfig
 
-from cookbook.cli import launch
+from cookbook.cli import job
 from cookbook.cli.sweep import LONGEST_NAME, job_name, job_settings, read_outcome
 from tests.conftest import SMALL, CommandLine
 
@@ -88,8 +88,8 @@ def test_a_job_returns_the_headline_metric_also_when_it_is_skipped(
         returned.append((HydraConfig.get().job.num, run_job(config)))
         return returned[-1][1]
 
-    run_job = launch.run_job
-    monkeypatch.setattr(launch, "run_job", recorded)
+    run_job = job.run_job
+    monkeypatch.setattr(job, "run_job", recorded)
     for _ in range(2):
         assert cli("-m", *RECIPE, "seed=0,1", "run_dir=sweep").status == 0
     assert [number for number, _ in returned] == [0, 1, 0, 1]
