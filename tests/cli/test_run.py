@@ -1,16 +1,19 @@
 """A run from the command line: what the user sees of an error, where files go, and how a run is resumed."""
 
+import asyncio
 import json
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+import cookbook
 from cookbook.loops.common import CommonComponents
 from cookbook.tracking import NoLogger
 from cookbook.tracking.checkpoints import CheckpointLog
@@ -182,3 +185,31 @@ def test_a_real_process_prints_one_line_and_exits_with_1(tmp_path: Path):
     assert result.returncode == 1
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1 and "did you mean gsm8k_grpo?" in result.stderr
+
+
+def test_interrupting_a_notebook_interrupts_the_training_in_its_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    started, ended = threading.Event(), []
+
+    def loop(config, components):
+        started.set()
+        try:
+            while True:
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            ended.append(threading.current_thread())
+            raise
+
+    def press_ctrl_c() -> None:
+        started.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    async def cell() -> None:
+        cookbook.train("gsm8k_grpo", *SMALL, f"run_dir={tmp_path / 'run'}")
+
+    monkeypatch.setattr("cookbook.cli.job.build", lambda config: (loop, CommonComponents(StoppedService(), NoLogger())))
+    notebook = asyncio.new_event_loop()
+    threading.Thread(target=press_ctrl_c).start()
+    with pytest.raises(KeyboardInterrupt):
+        notebook.run_until_complete(cell())
+    notebook.close()
+    assert len(ended) == 1 and ended[0] is not threading.main_thread()
