@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from cookbook.core.errors import ConfigError, DataError
 from cookbook.core.examples import Message
+from cookbook.core.turns import end_of_turn_tokens
 
 if TYPE_CHECKING:
     from renderers import RendererConfig
@@ -59,10 +60,22 @@ class Renderer:
         template = f"chat template of {model_name or tokenizer.name_or_path or 'the tokenizer'}"
         self._by_template = name == "default"
         self._format = template if self._by_template else f"renderer {name!r}"
+        own = [] if self._by_template else self._renderer.get_stop_token_ids()
+        self.stop_tokens: tuple[int, ...] = tuple(dict.fromkeys((*own, *end_of_turn_tokens(tokenizer))))
+        """Ids of the tokens that end an assistant's turn. The first one is what the format writes after an answer."""
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a conversation up to where the assistant's next turn begins."""
-        return self._renderer.render_ids(_plain(messages), add_generation_prompt=True)
+        """The tokens of a conversation up to where the assistant's next turn begins.
+
+        Raises:
+            DataError: the format refuses the conversation.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            return self._renderer.render_ids(_plain(messages), add_generation_prompt=True)
+        except (ValueError, TypeError, TemplateError) as error:
+            raise DataError(f"{self._format} refuses the conversation: {error}") from error
 
     def continuation(
         self, prompt_tokens: Sequence[int], completion_tokens: Sequence[int], messages: Sequence[Message]
@@ -75,6 +88,7 @@ class Renderer:
         self, messages: Sequence[Message], train_on: TrainOn, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[list[int], list[bool]]:
         """The tokens of a whole conversation, and its loss mask of the same length: true where a token is trained on.
+        An assistant's message of weight 0 is not.
 
         Of an assistant turn the mask has exactly the model's own part: the content (reasoning and tool calls as the
         format writes them) and the token that ends the turn. It leaves out what the format adds by itself: the turn's
@@ -91,8 +105,8 @@ class Renderer:
             tools: specifications of the functions that the assistant may call, in the OpenAI format.
 
         Raises:
-            DataError: the conversation does not end with an assistant turn, or the format refuses it or cannot write
-                its tool calls.
+            DataError: the conversation does not end with an assistant turn, or the format refuses it or does not write
+                its tools, its tool calls or the reasoning of a turn that is trained on.
             ConfigError: the format does not show which tokens are the assistant's: a chat template without an end of
                 turn, or one that rewrites earlier turns.
         """
@@ -103,21 +117,62 @@ class Renderer:
         turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if train_on != "all_assistant":
             turns = turns[-1:]
+        context = [turn for turn in turns if messages[turn].get("weight") == 0]
+        turns = [turn for turn in turns if turn not in context]
         specs = [dict(tool) for tool in tools] if tools else None
-        if self._by_template:
-            tokens, loss_mask = self._supervised_by_template(messages, turns, specs)
-        else:
-            tokens, loss_mask = self._supervised_by_renderer(messages, turns, specs)
-        return tokens, [index > 0 for index in range(len(tokens))] if train_on == "everything" else loss_mask
+        self._check_all_is_written(messages, turns, specs)
+        render = self._supervised_by_template if self._by_template else self._supervised_by_renderer
+        tokens, loss_mask = render(messages, turns, specs)
+        if train_on != "everything":
+            return tokens, loss_mask
+        context = [index for index, message in enumerate(messages) if message.get("weight") == 0]
+        if not context:
+            return tokens, [index > 0 for index in range(len(tokens))]
+        tokens, left_out = render(messages, context, specs)
+        return tokens, [index > 0 and not out for index, out in enumerate(left_out)]
+
+    def _check_all_is_written(self, messages: Sequence[Message], turns: Sequence[int], tools: list[Any] | None) -> None:
+        """Raises DataError unless the format writes the tools, the tool calls and the reasoning of the given turns."""
+
+        def written(messages: Sequence[Message], tools: list[Any] | None) -> object:
+            if self._by_template:
+                return self._template_text(messages, tools)
+            return self._rendered(messages, tools).token_ids
+
+        thinking = [turn for turn in turns if messages[turn].get("reasoning_content")]
+        calling = any("tool_calls" in message for message in messages)
+        if not (thinking or calling or tools):
+            return
+        whole = written(messages, tools)
+        if calling and written(_with_other_calls(messages), tools) == whole:
+            raise DataError(
+                f"the {self._format} does not write tool calls: remove such conversations, or use another model"
+            )
+        if tools and written(messages, None) == whole:
+            raise DataError(
+                f"the {self._format} does not write the tools that a conversation may call: remove the column tools, "
+                "or use another model"
+            )
+        for turn in thinking:
+            silent = [*messages]
+            silent[turn] = cast(Message, {key: messages[turn][key] for key in messages[turn] if key != "reasoning_content"})
+            if written(silent, tools) == whole:
+                raise DataError(
+                    f"the {self._format} does not write the reasoning of message {turn}: remove reasoning_content, use "
+                    "loop.train_on=last_assistant, or use another model"
+                )
+
+    def _rendered(self, messages: Sequence[Message], tools: list[Any] | None) -> Any:
+        try:
+            return self._renderer.render(_plain(messages), tools=tools)
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{self._format} refuses the conversation: {error}") from error
 
     def _supervised_by_renderer(
         self, messages: Sequence[Message], turns: Sequence[int], tools: list[Any] | None
     ) -> tuple[list[int], list[bool]]:
         """For the library's own formats, which say of each token whose it is and whether a model would sample it."""
-        try:
-            rendered = self._renderer.render(_plain(messages), tools=tools)
-        except (ValueError, TypeError) as error:
-            raise DataError(f"{self._format} refuses the conversation: {error}") from error
+        rendered = self._rendered(messages, tools)
         tokens = list(rendered.token_ids)
         if len(rendered.sampled_mask) != len(tokens):
             raise ConfigError(
@@ -158,13 +213,6 @@ class Renderer:
         into the turn.
         """
         whole = self._template_text(messages, tools)
-        if (
-            any("tool_calls" in message for message in messages)
-            and self._template_text(_with_other_calls(messages), tools) == whole
-        ):
-            raise DataError(
-                f"the {self._format} does not write tool calls: remove such conversations, or use another model"
-            )
         tokens: list[int] = []
         loss_mask: list[bool] = []
         done = 0
@@ -191,14 +239,23 @@ class Renderer:
                 "the renderers library"
             )
         message = messages[turn]
-        written = through[len(before) :].rstrip()  # what follows the end of turn is not the model's
-        ending = max((token for token in self._special_tokens() if written.endswith(token)), key=len, default="")
-        if not ending:
+        written = through[len(before) :]
+        body_end, end = self._end_of_turn(written)
+        if body_end == end:
             raise ConfigError(
                 f"the {self._format} ends no assistant turn with a special token, so a model could not learn to stop"
             )
-        lead = _added_lead(written.removesuffix(ending), message)
-        return len(before) + lead, len(before) + len(written)
+        return len(before) + _added_lead(written[:body_end], message), len(before) + end
+
+    def _end_of_turn(self, written: str) -> tuple[int, int]:
+        """Where in a turn's text its end-of-turn token begins and ends: the first one, where several close the turn,
+        since sampling stops there. What follows it is not the model's. An empty range: there is none."""
+        endings = [self._decode([token]) for token in self.stop_tokens]
+        begin = end = unread = len(written.rstrip())
+        while ending := max((each for each in endings if written.endswith(each, 0, unread)), key=len, default=""):
+            begin, end = unread - len(ending), unread
+            unread = len(written[:begin].rstrip())
+        return begin, end
 
     def _template_text(
         self, messages: Sequence[Message], tools: list[Any] | None, add_generation_prompt: bool = False
@@ -217,38 +274,31 @@ class Renderer:
         assert isinstance(text, str)
         return text
 
-    def _special_tokens(self) -> list[str]:
-        return [token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special]
-
     def _decode(self, tokens: Sequence[int]) -> str:
         decoded = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         assert isinstance(decoded, str)
         return decoded
-
-    @property
-    def stop_tokens(self) -> tuple[int, ...]:
-        """Ids of the tokens that end an assistant turn."""
-        return tuple(self._renderer.get_stop_token_ids())
 
     def tokens(self, text: str) -> list[int]:
         """The tokens of plain text, with nothing added."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def text(self, completion_tokens: Sequence[int]) -> str:
-        """The text of a completion, without the end-of-turn or end-of-sequence token that ended it."""
+        """The text of a completion, without the token of `stop_tokens` that ended it."""
         tokens = list(completion_tokens)
-        if tokens and tokens[-1] in (*self.stop_tokens, self._tokenizer.eos_token_id):
+        if tokens and tokens[-1] in self.stop_tokens:
             tokens.pop()
         return self._decode(tokens)
 
 
 def _plain(messages: Sequence[Message]) -> list[Any]:
-    return [dict(message) for message in messages]
+    """As the formats take them: without the weight, which is no part of the text."""
+    return [{key: value for key, value in message.items() if key != "weight"} for message in messages]
 
 
 def _with_decoded_arguments(message: Message) -> dict[str, Any]:
     """Templates expect the arguments of tool calls as objects; the OpenAI format has them as JSON text."""
-    plain: dict[str, Any] = dict(message)
+    (plain,) = _plain([message])
     if "tool_calls" in message:
         plain["tool_calls"] = [{**call, "function": _decoded(call["function"])} for call in message["tool_calls"]]
     return plain

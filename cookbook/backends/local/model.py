@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _LOGIT_ELEMENTS = 1 << 24
 """Logits are computed in chunks of at most this many (64 MiB in float32)."""
 
+from cookbook.core.turns import end_of_turn_tokens, set_generation_eos
 
 @dataclass(frozen=True, eq=False)
 class BaseModel:
@@ -100,19 +101,19 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         )
     nn.Module.to(model, device)
     model.eval().requires_grad_(False)
-    text_config = model.config.get_text_config()
-    eos = {tokenizer.eos_token_id}
+    context_length, context_note = _context(model.config.get_text_config())
     if model.generation_config is not None:
-        configured = model.generation_config.eos_token_id
-        eos |= set(configured) if isinstance(configured, list) else {configured}
+        set_generation_eos(tokenizer, model.generation_config.eos_token_id)
+    vocabulary_size = len(embedding_weight(model))
     base = BaseModel(
         name=name,
         model=model,
         tokenizer=tokenizer,
         engine_tokenizer=copy.deepcopy(tokenizer),
-        context_length=text_config.max_position_embeddings,
-        vocabulary_size=len(embedding_weight(model)),
-        eos_token_ids=frozenset(token for token in eos if token is not None),
+        context_length=context_length,
+        context_note=context_note,
+        vocabulary_size=vocabulary_size,
+        eos_token_ids=frozenset(token for token in end_of_turn_tokens(tokenizer) if token < vocabulary_size),
     )
     _check_architecture(base)
     return base
