@@ -96,8 +96,8 @@ def main(args: argparse.Namespace) -> dict[str, float]:
                 [grade(reward, renderer.text(s.tokens), s.stop_reason, len(s.tokens), example) for s in sequences]
             )
             rewards.append(group.mean())
-            for sequence, advantage in zip(sequences, group - group.mean(), strict=True):
-                if advantage != 0:  # a group with equal rewards has no gradient
+            if group.max() > group.min():  # a group with equal rewards has no gradient
+                for sequence, advantage in zip(sequences, group - group.mean(), strict=True):
                     data.append(policy_datum(prompt, sequence.tokens, sequence.logprobs, advantage))
 
         # 3. One policy-gradient step. The loss is a sum over tokens; scaling the weights makes it the mean.

@@ -18,7 +18,7 @@ def callable_name(function: Callable[..., Any]) -> str:
     return f"{target.__module__}.{target.__qualname__}"
 
 
-def describe_exception(error: Exception, during: str = "") -> str:
+def describe_exception(error: BaseException, during: str = "") -> str:
     """`ValueError: message during, at file:line`, where `file:line` is the place that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {one_line(str(error))}{during}, at {frame.filename}:{frame.lineno}"

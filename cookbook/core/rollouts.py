@@ -31,7 +31,8 @@ RewardStatus = Literal["correct", "partial", "wrong", "malformed", "error"]
 class RewardResult:
     """A score and what it means. Status "error" means that the grader failed: the value enters no baseline.
 
-    `metrics` are averaged over a step; `details` (JSON values) are only recorded with the rollout.
+    `metrics` are summed over the turns of a trajectory and averaged over those of a step. `details` (JSON values) are
+    only recorded with the rollout; those of an error have the reason under "error".
     """
 
     value: float
@@ -73,6 +74,15 @@ class Trajectory:
     def status(self) -> RewardStatus:
         failed = any(transition.reward.status == "error" for transition in self.transitions)
         return "error" if failed else self.transitions[-1].reward.status
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics of its rewards, each summed over the turns, as the reward is."""
+        totals: Metrics = {}
+        for transition in self.transitions:
+            for name, value in transition.reward.metrics.items():
+                totals[name] = totals.get(name, 0) + value
+        return totals
 
     @property
     def num_sampled_tokens(self) -> int:

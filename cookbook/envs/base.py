@@ -33,7 +33,7 @@ class StepResult:
 
 
 class Env(Protocol):
-    """One episode. All envs made from one example must begin with the same observation."""
+    """One episode. Where all envs of a group begin with the same observation, it is sampled from in one request."""
 
     def initial_observation(self) -> Observation: ...
 

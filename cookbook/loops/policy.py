@@ -17,6 +17,7 @@ from cookbook.core.clients import Capabilities, CustomLoss, SamplingClient
 from cookbook.core.errors import CapabilityError, RewardError
 from cookbook.core.kinds import Kinds
 from cookbook.core.rollouts import Metrics, Reward, TrajectoryGroup
+from cookbook.core.scoring import TimeLimited
 from cookbook.core.types import Datum, SamplingParams
 from cookbook.data.curriculum import CurriculumMaker
 from cookbook.data.kinds import PromptDataset
@@ -27,7 +28,7 @@ from cookbook.loops.run import Run, open_run
 from cookbook.loops.updates import apply_truncated_importance, mismatch_without_training, recompute_old_logprobs
 from cookbook.losses.spec import BuiltinLoss
 from cookbook.rl.advantages import has_signal
-from cookbook.rl.batch import rollout_metrics
+from cookbook.rl.batch import grading_failures, rollout_metrics
 from cookbook.rl.evaluation import evaluate_reward
 from cookbook.rl.importance import ImportanceLevel
 from cookbook.rl.rollouts import Rollouts, collect, merge_rounds
@@ -55,10 +56,12 @@ class PolicyConfig(LoopConfig):
     dynamic_sampling_rounds: int = 0
     max_reward_error_rate: float = 0.2
     reward_retries: int = 2
+    reward_timeout_s: float = 0.0
 
     def check(self, config: RunConfig, capabilities: Capabilities) -> None:
         require_at_least(1, "loop", self, "steps", "groups_per_batch", "group_size", "max_tokens")
         require_at_least(0, "loop", self, "reward_retries", "dynamic_sampling_rounds", "kl_penalty_coef")
+        require_at_least(0, "loop", self, "reward_timeout_s")
         require_choice("loop.loss_agg", self.loss_agg, LOSS_AGGREGATIONS)
         require_choice("loop.importance_level", self.importance_level, get_args(ImportanceLevel))
         require(
@@ -154,9 +157,8 @@ def run(config: RunConfig, components: Components, make_algorithm: AlgorithmMake
 
     with open_run(config, components, dataset, loop.steps, curriculum=curriculum) as run:
         algorithm = make_algorithm(run, components)
-        make_env = partial(
-            components.env, renderer=run.renderer, reward=components.reward, reward_retries=loop.reward_retries
-        )
+        reward = TimeLimited(components.reward, loop.reward_timeout_s) if loop.reward_timeout_s else components.reward
+        make_env = partial(components.env, renderer=run.renderer, reward=reward, reward_retries=loop.reward_retries)
         sampler = run.policy.save_weights_and_get_sampling_client()
 
         for step in range(run.next_step, loop.steps):
@@ -197,7 +199,7 @@ def run(config: RunConfig, components: Components, make_algorithm: AlgorithmMake
             # 6. Record and save.
             metrics["time/step"] = total.lap()
             run.tracker.log(step, metrics)
-            _warn_if_stuck(run, metrics)
+            _warn_if_stuck(run, metrics, taught=bool(data))
             run.step_done(step + 1)
 
         # 7. Evaluate after training, on the same held-out problems as before.
@@ -226,46 +228,53 @@ def _sample_groups(
         indices = curriculum.choose(loop.groups_per_batch - len(groups))
         examples = [dataset.train[index] for index in indices]
         seed_path = (run.config.seed, "rollout", step, *(("refill", number) if number else ()))
-        rollouts = collect(sampler, examples, make_env, loop.group_size, loop.sampling_params, seed_path)
+        rollouts = collect(
+            sampler, examples, make_env, loop.group_size, loop.sampling_params, seed_path, run.tracker.say
+        )
         run.record_rollouts(step, rollouts)
         rounds.append(rollouts)
-        error_rate = rollout_metrics(merge_rounds(rounds).trajectories)["reward/error"]
-        _stop_if_grading_fails(run, step, error_rate)
+        _stop_if_grading_fails(run, step, merge_rounds(rounds))
         curriculum.record(indices, [group.graded_rewards for group in rollouts.groups])
         groups += rollouts.groups
     return groups, merge_rounds(rounds)
 
 
 def _evaluate(run: Run, dataset: PromptDataset, step: int, sampler: SamplingClient, make_env: EnvFactory) -> None:
-    """Grade one completion of each of the first `eval.examples` held-out problems."""
+    """Grade one completion of each of the first `eval.examples` held-out problems.
+
+    Some grading failures make an evaluation less precise, which is recorded. If nothing could be graded, the run stops.
+    """
     settings, loop = run.config.eval, run.config.loop
     examples = held_out(dataset.test, settings.examples)
     if not examples:
         return
     params = SamplingParams(max_tokens=settings.max_tokens or loop.max_tokens, temperature=settings.temperature)
-    evaluation = evaluate_reward(sampler, examples, make_env, params, run.config.seed)
+    evaluation = evaluate_reward(sampler, examples, make_env, params, run.config.seed, run.tracker.say)
     rollouts = evaluation.rollouts
     run.ledger.add(prefill=rollouts.num_prefill_tokens, sampled=rollouts.num_sampled_tokens)
     run.record_evaluation(step, evaluation.metrics)
+    if evaluation.metrics["reward/error"] == 1:
+        _stop_if_grading_fails(run, step, rollouts)
 
 
-def _stop_if_grading_fails(run: Run, step: int, error_rate: float) -> None:
+def _stop_if_grading_fails(run: Run, step: int, rollouts: Rollouts) -> None:
     """Raises RewardError, after a checkpoint, if more than `loop.max_reward_error_rate` could not be graded."""
     limit = run.config.loop.max_reward_error_rate
+    error_rate, reason = grading_failures(rollouts.trajectories)
     if error_rate > limit:
         run.save(step)
         raise RewardError(
             f"step {step}: {error_rate:.0%} of the completions could not be graded, more than "
-            f"loop.max_reward_error_rate={limit}; the causes are in rollouts.jsonl; fix the grader and continue from "
-            "the checkpoint with resume=auto"
+            f"loop.max_reward_error_rate={limit}; the first: {reason}; fix it and continue from the checkpoint with "
+            "resume=auto"
         )
 
 
-def _warn_if_stuck(run: Run, metrics: Metrics) -> None:
+def _warn_if_stuck(run: Run, metrics: Metrics, taught: bool) -> None:
     """Say so when a step could not teach anything, or nearly every completion was cut off."""
-    if metrics["reward/std"] == 0:
+    if metrics.get("reward/std") == 0:
         run.tracker.say("warning: all rewards of this step are the same; is the task too easy or too hard?")
-    elif metrics["groups/without_signal"] == metrics["groups/total"]:
+    elif not taught:
         run.tracker.say(
             "warning: no group had two different rewards, so this step taught nothing; raise loop.group_size"
         )

@@ -84,7 +84,8 @@ def mismatch_without_training(run: Run, trajectories: Sequence[Trajectory]) -> M
     """
     if run.config.loop.temperature != 1 and not run.service.capabilities.loss_temperature:
         return {}
-    data = [datum for trajectory in trajectories[:MISMATCH_PROBES] for datum in policy_datums(trajectory, 0.0)]
+    probes = [datum for trajectory in trajectories[:MISMATCH_PROBES] for datum in policy_datums(trajectory, 0.0)]
+    data = [only_inputs(datum, ("target_tokens", "logprobs", "weights")) for datum in probes]
     return mismatch_metrics(data, _forward(run, data))
 
 
@@ -106,7 +107,7 @@ def update_metrics(updates: Sequence[Update], prefix: str = "train") -> Metrics:
         name, reduction = key.split(":")
         metrics[f"{prefix}/{name}_{reduction}"] = _over(gradients, key, reduction == "sum")
     optim = "optim" if prefix == "train" else f"optim/{prefix}"
-    return metrics | {f"{optim}/{key}": _over(steps, key, False) for key in steps[0]}
+    return metrics | {f"{optim}/{key}": _over(steps, key, key == "skipped_steps") for key in steps[0]}
 
 
 def _over(values: Sequence[Mapping[str, float]], key: str, add_up: bool) -> float:

@@ -20,11 +20,12 @@ REWARD_STATUSES = ("correct", "partial", "wrong", "malformed", "error")
 def group_datums(
     groups: Sequence[TrajectoryGroup], advantage: GroupAdvantage, penalties: Sequence[Sequence[float]] | None = None
 ) -> tuple[list[Datum], Metrics]:
-    """The datums of all trajectories that carry a signal.
+    """The datums of all graded trajectories of the groups that carry a signal.
 
     A trajectory whose grader failed is in neither its group's baseline nor the batch. A group whose rewards are all the
-    same has no signal: it is skipped and counted. `penalties[g][i]`, if given, is subtracted from the reward of
-    trajectory i of group g.
+    same has no signal: it is left out and counted. In a group with signal a trajectory whose advantage is 0 stays: it
+    is one of those that a mean is over, and some losses have a gradient there. `penalties[g][i]`, if given, is
+    subtracted from the reward of trajectory i of group g.
     """
     data: list[Datum] = []
     without_signal = 0
@@ -35,8 +36,7 @@ def group_datums(
             without_signal += 1
             continue
         for i, value in zip(graded, advantage(rewards), strict=True):
-            if value != 0:
-                data.extend(policy_datums(group.trajectories[i], value))
+            data.extend(policy_datums(group.trajectories[i], value))
     return data, {
         "groups/total": float(len(groups)),
         "groups/without_signal": float(without_signal),
@@ -63,11 +63,27 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
         metrics["reward/std"] = float(np.std(rewards))
         parts: dict[str, list[float]] = {}
         for trajectory in graded:
-            for turn in trajectory.transitions:
-                for name, value in turn.reward.metrics.items():
-                    parts.setdefault(name, []).append(value)
+            for name, value in trajectory.metrics.items():
+                parts.setdefault(name, []).append(value)
         metrics |= {f"reward/part/{name}": float(np.mean(values)) for name, values in parts.items()}
     return metrics
+
+
+def grading_failures(trajectories: Sequence[Trajectory]) -> tuple[float, str]:
+    """The share of trajectories whose grader failed, and the first reason.
+
+    A trajectory whose example cannot be judged by any grader says nothing about this one: it is in neither number,
+    unless there are no others.
+    """
+    failed = [turn for each in trajectories for turn in each.transitions if turn.reward.status == "error"]
+    reason = str(failed[0].reward.details.get("error", "no reason was recorded")) if failed else ""
+    counted = [
+        each
+        for each in trajectories
+        if not any(turn.reward.details.get("unjudgeable") for turn in each.transitions if turn.reward.status == "error")
+    ]
+    counted = counted or trajectories
+    return sum(trajectory.status == "error" for trajectory in counted) / len(counted), reason
 
 
 def reference_logprobs(data: Sequence[Datum], reference: SamplingClient) -> list[np.ndarray]:
@@ -90,14 +106,23 @@ def kl_per_trajectory(groups: Sequence[TrajectoryGroup], reference: SamplingClie
 def mismatch_metrics(data: Sequence[Datum], output: ForwardBackwardOutput) -> Metrics:
     """How far the trainer's logprobs are from the sampler's on the tokens that are trained on.
 
+    Compared are the positions that every backend evaluates: where the weight and, if the datum has one, the advantage
+    is not 0. At the others a backend may return anything. Empty if there is none.
+
     `kl/sample_train` is the mean over tokens of exp(d) - 1 - d with d = training - sampling logprob (the k3 estimate of
     KL(sampler || trainer), Schulman 2020, "Approximating KL divergence"): 0 when the two agree, never negative.
+
+    Args:
+        data: the datums as they were given to the operation, with the sampler's `logprobs`.
     """
     gaps = []
     for datum, outputs in zip(data, output.loss_fn_outputs, strict=True):
-        trained = datum.loss_fn_inputs["weights"] != 0
-        gaps.append((outputs["logprobs"] - datum.loss_fn_inputs["logprobs"])[trained].astype(np.float64))
+        inputs = datum.loss_fn_inputs
+        evaluated = np.all([inputs[key] != 0 for key in ("weights", "advantages") if key in inputs], axis=0)
+        gaps.append((outputs["logprobs"] - inputs["logprobs"])[evaluated].astype(np.float64))
     gap = np.concatenate(gaps)
+    if not len(gap):
+        return {}
     return {
         "kl/sample_train": float(np.mean(np.expm1(gap) - gap)),
         "kl/sample_train_max_gap": float(np.max(np.abs(gap))),

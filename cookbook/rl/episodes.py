@@ -10,7 +10,7 @@ from cookbook.core.clients import SamplingClient, TrainingClient
 from cookbook.core.datums import only_inputs, policy_datums, with_inputs
 from cookbook.core.rollouts import Metrics, Trajectory
 from cookbook.core.types import Datum
-from cookbook.rl.advantages import GroupAdvantage
+from cookbook.rl.advantages import GroupAdvantage, has_signal
 from cookbook.rl.batch import reference_logprobs
 from cookbook.rl.gae import GAE, ReinforcePP, group_token_advantages, whiten
 
@@ -78,6 +78,14 @@ def estimate_values(episodes: Sequence[Episode], critic: TrainingClient) -> None
     values = _per_episode(episodes, [output["values"] for output in outputs])
     for episode, values_T in zip(episodes, values, strict=True):
         episode.values = values_T
+
+
+def groups_with_signal(episodes: Sequence[Episode]) -> set[int]:
+    """The groups in which any two episodes have different rewards, KL penalties included."""
+    rewards: dict[int, list[float]] = {}
+    for episode in episodes:
+        rewards.setdefault(episode.group, []).append(float(np.sum(episode.rewards)))
+    return {group for group, values in rewards.items() if has_signal(values)}
 
 
 def assign_advantages(episodes: Sequence[Episode], advantage: GAE | ReinforcePP | GroupAdvantage) -> Metrics:

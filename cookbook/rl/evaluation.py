@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cookbook.core.clients import SamplingClient
@@ -11,7 +11,7 @@ from cookbook.core.rollouts import Metrics
 from cookbook.core.types import SamplingParams
 from cookbook.envs.base import EnvFactory
 from cookbook.rl.batch import rollout_metrics
-from cookbook.rl.rollouts import Rollouts, collect
+from cookbook.rl.rollouts import Rollouts, collect, logger
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,11 @@ def evaluate_reward(
     make_env: EnvFactory,
     sampling_params: SamplingParams,
     seed: int,
+    say: Callable[[str], None] = logger.warning,
 ) -> Evaluation:
     """Sample one completion per example. `accuracy` is the share of correct ones (pass@1) among those that were
-    graded."""
-    rollouts = collect(sampler, examples, make_env, 1, sampling_params, (seed, "evaluation"))
+    graded. `say` is that of `collect`."""
+    rollouts = collect(sampler, examples, make_env, 1, sampling_params, (seed, "evaluation"), say)
     trajectories = rollouts.trajectories
     graded = [trajectory for trajectory in trajectories if trajectory.status != "error"]
     correct = sum(trajectory.status == "correct" for trajectory in graded)

@@ -1,15 +1,16 @@
 """Samples episodes. All concurrency of a reinforcement-learning step is in this file.
 
-Groups run concurrently against one sampler. A group's first turn is one request for all of its samples, so that the
-backend reads the shared prompt once; later turns are separate requests. Rewards are computed off the event loop as
-soon as their completion is there, while others are still being sampled.
+Groups run concurrently against one sampler. Where all episodes of a group begin with the same observation, their first
+turn is one request, so that the backend reads the shared prompt once; all other turns are separate requests. Rewards
+are computed off the event loop as soon as their completion is there, while others are still being sampled.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cookbook.core.clients import SamplingClient
@@ -18,6 +19,9 @@ from cookbook.core.rollouts import Trajectory, TrajectoryGroup, Transition
 from cookbook.core.seeds import derive_seed
 from cookbook.core.types import ModelInput, SampledSequence, SamplingParams
 from cookbook.envs.base import Env, EnvFactory, Observation
+from cookbook.rl.pending import PendingSteps
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,14 @@ class Rollouts:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Prompt tokens read: a group's shared first prompt counts once, later turns once per trajectory."""
-        shared = sum(len(group.trajectories[0].transitions[0].prompt_tokens) for group in self.groups)
-        later = sum(len(turn.prompt_tokens) for trajectory in self.trajectories for turn in trajectory.transitions[1:])
-        return shared + later
+        """Prompt tokens read: a first prompt that a whole group shares counts once, any other prompt by itself."""
+        total = 0
+        for group in self.groups:
+            first = [trajectory.transitions[0].prompt_tokens for trajectory in group.trajectories]
+            shared = all(prompt == first[0] for prompt in first)
+            total += sum(len(prompt) for prompt in (first[:1] if shared else first))
+            total += sum(len(turn.prompt_tokens) for each in group.trajectories for turn in each.transitions[1:])
+        return total
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -59,17 +67,21 @@ def collect(
     group_size: int,
     sampling_params: SamplingParams,
     seed_path: tuple[int | str, ...],
+    say: Callable[[str], None] = logger.warning,
 ) -> Rollouts:
     """Sample `group_size` episodes of every example.
 
     `sampling_params.stop` is replaced by each observation's own stops, and `sampling_params.seed` by a function of
-    `seed_path`, the example's place, the sample and the turn.
+    `seed_path`, the example's place, the sample and the turn. `say` gets a line, from another thread, whenever rewards
+    take long.
 
     Raises:
         CookbookError: raised by the sampler, an environment or a reward; the other episodes are cancelled.
     """
     try:
-        return asyncio.run(_Collection(sampler, group_size, sampling_params, seed_path).run(examples, make_env))
+        collection = _Collection(sampler, group_size, sampling_params, seed_path)
+        with collection.pending.reported(say):
+            return asyncio.run(collection.run(examples, make_env))
     except BaseExceptionGroup as failures:
         raise _first_failure(failures) from failures
 
@@ -94,6 +106,7 @@ class _Collection:
         self._sampling_params = sampling_params
         self._seed_path = seed_path
         self._last_sample_at = time.perf_counter()
+        self.pending = PendingSteps()
 
     async def run(self, examples: Sequence[Example], make_env: EnvFactory) -> Rollouts:
         started = time.perf_counter()
@@ -108,25 +121,32 @@ class _Collection:
 
     async def _run_group(self, place: int, example: Example, make_env: EnvFactory) -> TrajectoryGroup:
         envs = [make_env(example) for _ in range(self._group_size)]
-        first = envs[0].initial_observation()
-        sequences = await self._sample(first, len(envs), (place,))
+        observations = [env.initial_observation() for env in envs]
+        actions: list[SampledSequence | None] = [None] * len(envs)
+        if all(observation == observations[0] for observation in observations):
+            actions = [*await self._sample(observations[0], len(envs), (place,))]
         async with asyncio.TaskGroup() as tasks:
             episodes = [
-                tasks.create_task(self._run_episode(env, first, sequence, (place, index)))
-                for index, (env, sequence) in enumerate(zip(envs, sequences, strict=True))
+                tasks.create_task(self._run_episode(example, env, observation, action, (place, index)))
+                for index, (env, observation, action) in enumerate(zip(envs, observations, actions, strict=True))
             ]
         return TrajectoryGroup(example, tuple(episode.result() for episode in episodes))
 
     async def _run_episode(
-        self, env: Env, first: Observation, first_action: SampledSequence, place: tuple[int, int]
+        self,
+        example: Example,
+        env: Env,
+        observation: Observation | None,
+        action: SampledSequence | None,
+        place: tuple[int, int],
     ) -> Trajectory:
+        """One episode from its first observation on. `action` is the first turn, where it has been sampled already."""
         transitions: list[Transition] = []
-        observation: Observation | None = first
-        action = first_action
         while observation is not None:
-            if transitions:
+            if action is None:
                 (action,) = await self._sample(observation, 1, (*place, len(transitions)))
-            outcome = await env.step(action)
+            with self.pending.step(example.id):
+                outcome = await env.step(action)
             transitions.append(
                 Transition(
                     prompt_tokens=observation.prompt_tokens,
@@ -137,7 +157,7 @@ class _Collection:
                     reward=outcome.reward,
                 )
             )
-            observation = outcome.next_observation
+            observation, action = outcome.next_observation, None
         return Trajectory(tuple(transitions))
 
     async def _sample(

@@ -169,10 +169,6 @@ def rollout_records(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[di
 def rollout_record(step: int, example: Example, sample: int, trajectory: Trajectory) -> dict[str, Any]:
     """One trajectory. With several turns, `completion` joins them, `parts` are sums, and `turns` has each turn."""
     turns = [turn_record(transition) for transition in trajectory.transitions]
-    parts: Metrics = {}
-    for transition in trajectory.transitions:
-        for name, value in transition.reward.metrics.items():
-            parts[name] = parts.get(name, 0) + value
     record = {
         "step": step,
         "example": example.id,
@@ -181,7 +177,7 @@ def rollout_record(step: int, example: Example, sample: int, trajectory: Traject
         "answer": example.answer,
         "completion": "\n\n".join(transition.text for transition in trajectory.transitions),
         "reward": plain_number(trajectory.reward),
-        "parts": {name: plain_number(value) for name, value in parts.items()},
+        "parts": {name: plain_number(value) for name, value in trajectory.metrics.items()},
         "status": trajectory.status,
         "stop_reason": trajectory.transitions[-1].stop_reason,
         "tokens": trajectory.num_sampled_tokens,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cookbook.backends.fake import FakeService
+from cookbook.core.datums import scale_weights
 from cookbook.core.errors import CapabilityError
 from cookbook.core.types import AdamParams
 from cookbook.data.curriculum import Shuffled
@@ -116,3 +117,24 @@ def test_a_backend_without_a_critic_names_the_choices(tmp_path):
         config.check(replace(FakeService().capabilities, critic=False))
     config.advantage = {"_target_": "cookbook.rl.advantages.RLOO"}
     config.check(replace(FakeService().capabilities, critic=False))
+
+
+def only_where_the_answer_is_odd(completion, example):
+    """Rewards differ within the groups of some problems; in the others all are 0."""
+    return share_of_vowels(completion, example) if len(example.messages[0]["content"]) % 2 else 0.0
+
+
+@pytest.mark.parametrize("advantage", [RLOO(), ReinforcePP(), GAE()], ids=lambda each: type(each).__name__)
+def test_groups_without_signal_are_left_out_only_where_credit_comes_from_the_group(tmp_path, monkeypatch, advantage):
+    batches = []
+
+    def spying(data, loss_agg, max_tokens):
+        batches.append(len(data))
+        return scale_weights(data, loss_agg, max_tokens)
+
+    monkeypatch.setattr(ppo, "scale_weights", spying)
+    lines = metric_lines(run(configured(tmp_path / "run", steps=3), advantage, only_where_the_answer_is_odd))
+    silent = [line["groups/without_signal"] for line in lines if "groups/total" in line]
+    assert 0 < sum(silent) < 12
+    left_out = silent if isinstance(advantage, RLOO) else [0, 0, 0]
+    assert batches == [8 * (4 - int(count)) for count in left_out if count < 4]

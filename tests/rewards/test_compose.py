@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from cookbook.core.errors import ConfigError, DataError, RewardError
 from cookbook.core.examples import Example
 from cookbook.core.rollouts import Completion, RewardResult
-from cookbook.core.scoring import BrokenReward, as_result, call
+from cookbook.core.scoring import as_result, call
 from cookbook.core.types import StopReason
 from rewards.compose import Weighted
 from rewards.format import EndsProperly
@@ -55,7 +55,7 @@ def test_an_error_of_one_component_is_an_error_of_the_whole():
 
 
 def test_a_component_that_returns_no_score_is_named():
-    with pytest.raises(BrokenReward, match="reward odd returned None"):
+    with pytest.raises(RewardError, match="reward odd returned None"):
         run(Weighted({"odd": lambda completion, example: None}, {"odd": 1.0}))  # pyright: ignore[reportArgumentType]
 
 

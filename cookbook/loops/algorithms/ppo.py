@@ -23,9 +23,9 @@ from cookbook.loops import policy
 from cookbook.loops.config import RunConfig, require, require_at_least
 from cookbook.loops.run import Run, reference_sampler
 from cookbook.loops.updates import policy_gradient, split_into_minibatches, update_metrics
-from cookbook.rl.advantages import GroupAdvantage, has_signal
+from cookbook.rl.advantages import GroupAdvantage
 from cookbook.rl.batch import mismatch_metrics
-from cookbook.rl.episodes import Episode, assign_advantages, estimate_values, subtract_kl_penalty
+from cookbook.rl.episodes import Episode, assign_advantages, estimate_values, groups_with_signal, subtract_kl_penalty
 from cookbook.rl.gae import GAE, ReinforcePP
 
 GAE_TARGET = f"{GAE.__module__}.{GAE.__qualname__}"
@@ -89,17 +89,24 @@ class PPO:
         self._reference = reference_sampler(run.config, run.service) if self._loop.kl_penalty_coef else None
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> tuple[list[Episode], Metrics]:
-        """Rewards per token, values by the critic, and from both advantages and returns."""
+        """Rewards per token, values by the critic, and from both advantages and returns.
+
+        With a group advantage, groups whose rewards are all the same are left out, as in GRPO. With a critic or
+        REINFORCE++ they teach like any other.
+        """
         episodes = [Episode(each, place) for place, group in enumerate(groups) for each in group.graded]
         metrics: Metrics = {}
         if episodes and self._reference is not None:
             metrics |= subtract_kl_penalty(episodes, self._reference, self._loop.kl_penalty_coef)
+        with_signal = groups_with_signal(episodes)
+        metrics["groups/total"] = float(len(groups))
+        metrics["groups/without_signal"] = float(len(groups) - len(with_signal))
+        if not isinstance(self._advantage, GAE | ReinforcePP):
+            episodes = [episode for episode in episodes if episode.group in with_signal]
         if episodes and self._critic is not None:
             estimate_values(episodes, self._critic)
         if episodes:
             metrics |= assign_advantages(episodes, self._advantage)
-        metrics["groups/total"] = float(len(groups))
-        metrics["groups/without_signal"] = float(sum(not has_signal(group.graded_rewards) for group in groups))
         return episodes, metrics
 
     def datums(self, credit: list[Episode]) -> list[Datum]:
