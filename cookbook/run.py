@@ -9,16 +9,22 @@ from importlib.metadata import version
 from cookbook.cli import flags, folders
 from cookbook.cli.help import usage
 from cookbook.cli.report import print_error
+from cookbook.core import interrupts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: that of the process) and return its exit status.
 
-    0: all is done. 1: something went wrong; one line on stderr says what. 130: interrupted.
+    0: all is done. 1: something went wrong; one line on stderr says what. 130: interrupted by Ctrl-C. 143: by SIGTERM.
     """
+    with interrupts.handled():
+        return _run(sys.argv[1:] if argv is None else argv)
+
+
+def _run(argv: Sequence[str]) -> int:
     debug = False
     try:
-        command = flags.parse(sys.argv[1:] if argv is None else argv)
+        command = flags.parse(argv)
         debug = command.debug
         folders.use(command.config_dirs)
         if "--help" in command.flags:
@@ -30,9 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         from cookbook.cli.launch import launch  # imported here because --help needs none of it
 
         return launch(command)
-    except KeyboardInterrupt as interrupt:
-        print(f"interrupted{interrupt}", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        interrupted = interrupts.as_interrupted(error)
+        print(f"interrupted{interrupted.advice}", file=sys.stderr)
+        return interrupted.status
+    except BrokenPipeError:
+        from cookbook.tracking.console import OutputClosed, discard_stdout
+
+        discard_stdout()
+        print_error(OutputClosed())
+        return 1
     except Exception as error:  # whatever it is, the user sees one line
         print_error(error, debug)
         return 1

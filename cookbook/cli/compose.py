@@ -10,9 +10,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cookbook.cli import hydra_api
 from cookbook.cli.explain import COMPOSITION_ERRORS, check_groups, explain
+from cookbook.cli.saved import with_saved_recipe
 from cookbook.cli.schema import register_schemas
 from cookbook.core.errors import ConfigError
 from cookbook.core.suggest import did_you_mean
+from cookbook.core.types import check_adam
 from cookbook.loops.config import RunConfig
 
 
@@ -24,6 +26,7 @@ def compose_run(overrides: Sequence[str]) -> RunConfig:
     """
     register_schemas()
     check_groups(overrides)
+    overrides = with_saved_recipe(overrides)
     try:
         config = hydra_api.compose(overrides)
     except COMPOSITION_ERRORS as error:
@@ -31,7 +34,8 @@ def compose_run(overrides: Sequence[str]) -> RunConfig:
     choices = dict(config.hydra.runtime.choices)
     with read_write(config), open_dict(config):
         del config["hydra"]
-        config.recipe = choices["recipe"]
+        if OmegaConf.is_interpolation(config, "recipe"):  # from Hydra's own part; a saved recipe has its name
+            config.recipe = choices["recipe"]
     return to_run_config(config, choices)
 
 
@@ -47,11 +51,13 @@ def to_run_config(config: DictConfig, choices: Mapping[str, str | None]) -> RunC
     """
     _check_fields(config, "")
     try:
+        check_adam({name: config.optim[name] for name in config.optim}, "optim.")
         run = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise explain(error, []) from error
     assert isinstance(run, RunConfig)
     run.choices = {group: option for group, option in choices.items() if option and "/" not in group}
+    run.choices["recipe"] = run.recipe
     return run
 
 

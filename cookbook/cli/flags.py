@@ -45,6 +45,8 @@ class Command:
     """Each flag but those that become something else, and its value; "" where it takes none."""
 
     config_dirs: list[str] = field(default_factory=list)
+    arguments: tuple[str, ...] = ()
+    """As they were given."""
 
     @property
     def debug(self) -> bool:
@@ -61,7 +63,7 @@ def parse(arguments: Sequence[str]) -> Command:
     Raises:
         ConfigError: there is no such flag, its value is missing, or is not one that it takes.
     """
-    command, rest = Command(), deque(arguments)
+    command, rest = Command(arguments=tuple(arguments)), deque(arguments)
     while rest:
         argument = rest.popleft()
         if not argument.startswith("-"):

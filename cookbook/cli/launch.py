@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cookbook.cli import folders, hydra_api, optuna_sweeper, sweep
+from cookbook.cli import environment, folders, hydra_api, optuna_sweeper, sweep
 from cookbook.cli.explain import COMPOSITION_ERRORS, check_groups, explain
 from cookbook.cli.flags import Command
 from cookbook.cli.job import Job, JobFailed
@@ -23,6 +23,7 @@ def launch(command: Command) -> int:
     """
     check_groups(command.overrides)
     register_schemas()
+    environment.remember(command.arguments)
     overrides = with_saved_recipe(command.overrides)
     optuna_sweeper.register()
     failure = None

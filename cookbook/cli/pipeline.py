@@ -38,8 +38,8 @@ def run(config: RunConfig, components: Components) -> float | None:
     Returns the headline metric of the last stage; None where an earlier call has finished it.
 
     Raises:
-        CookbookError: whatever a stage raises; what the finished ones left stays, and resuming continues with the stage
-            that failed.
+        CookbookError: whatever a stage raises; the record says so, what the finished ones left stays, and resuming
+            continues with the stage that failed.
     """
     pipeline: PipelineConfig = config.loop
     started = time.monotonic()
@@ -63,17 +63,29 @@ def run(config: RunConfig, components: Components) -> float | None:
             print(f"stage {number}/{len(stages)}: {name} ({stage.recipe})", flush=True)
             stage = replace(stage, start_from=start_from)
             loop, stage_components = build(stage, components.service)
-            metric = loop(stage, stage_components)
+            try:
+                metric = loop(stage, stage_components)
+            except BaseException:
+                summaries[name] = read_summary(folder)
+                if summaries[name]:  # the stage has ended, with a record of how
+                    _combine(config, summaries, [*folders, folder], started)
+                raise
 
         # 3. Hand on the weights.
         summaries[name] = read_summary(folder)
         folders.append(folder)
         start_from = _final_weights(folder)
 
-    combine_runs(
-        Path(config.run_dir), folders, _combined(config, summaries, time.monotonic() - started), asdict(config)
-    )
+    _combine(config, summaries, folders, started)
     return metric
+
+
+def _combine(
+    config: RunConfig, summaries: Mapping[str, Mapping[str, Any]], folders: Sequence[Path], started: float
+) -> None:
+    """One record over the stages so far."""
+    summary = _combined(config, summaries, time.monotonic() - started)
+    combine_runs(Path(config.run_dir), folders, summary, asdict(config))
 
 
 def _configure(config: RunConfig, stage: StageConfig, folder: Path) -> RunConfig:
@@ -103,20 +115,25 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _final_weights(folder: Path) -> str:
-    checkpoint = CheckpointLog(folder).latest()
-    if checkpoint is None:
+    checkpoint, warnings = CheckpointLog(folder).latest_intact()
+    if checkpoint is None or warnings:
+        problem = "; ".join(warnings) or "it left no checkpoint"
         raise CheckpointError(
-            f"{folder}: this stage has finished but left no checkpoint; delete the folder to run it again"
+            f"{folder}: this stage has finished but its weights are not there ({problem}); delete the folder to run it "
+            "again"
         )
     return checkpoint.states["policy"]
 
 
 def _combined(config: RunConfig, summaries: Mapping[str, Mapping[str, Any]], wall_s: float) -> dict[str, Any]:
-    """The evaluations before the first stage and after the last one, sums of tokens and cost, and each stage's own."""
+    """The evaluations before the first stage and after the last one, sums of tokens and cost, and each stage's own.
+
+    The status is that of the last stage.
+    """
     stages: Sequence[Mapping[str, Any]] = list(summaries.values())
     tokens = {kind: sum(stage["tokens"][kind] for stage in stages) for kind in ("prefill", "sampled", "trained")}
     return {
-        "status": "completed",
+        "status": stages[-1]["status"],
         "recipe": config.recipe,
         "seed": config.seed,
         "backend": config.choices.get("backend", config.backend["_target_"]),

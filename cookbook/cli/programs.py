@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,14 +42,12 @@ def train(recipe: str, *overrides: str, config_dir: str | Path | None = None) ->
         CookbookError: what is wrong with the configuration, or what stopped the run.
     """
     config = load_config(recipe, *overrides, config_dir=config_dir)
-    config.run_dir = str(_choose_folder(config, overrides))
-    _outside_event_loop(lambda: job.execute(config))
-    return {**run_dir.read_summary(Path(config.run_dir)), "run_dir": config.run_dir}
-
-
-def _choose_folder(config: RunConfig, overrides: Sequence[str]) -> Path:
-    given = chosen(overrides, "run_dir") is not None
-    return run_dir.choose(Path(config.run_dir), given, config.resume).absolute()
+    given, place = chosen(overrides, "run_dir") is not None, Path(config.run_dir)
+    chosen_place = run_dir.choose(place, given, config.resume)
+    with run_dir.held(chosen_place.absolute(), new=not given and chosen_place == place) as folder:
+        config = load_config(recipe, *overrides, f"run_dir={json.dumps(str(folder))}", config_dir=config_dir)
+        _outside_event_loop(lambda: job.execute(config))
+        return {**run_dir.read_summary(folder), "run_dir": config.run_dir}
 
 
 def _outside_event_loop(function: Callable[[], T]) -> T:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import sys
+import tempfile
 import traceback
 
 from cookbook.core.errors import CookbookError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a full disk and of a used-up quota."""
 
 
 def one_line(error: BaseException) -> str:
@@ -13,6 +18,9 @@ def one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, CookbookError):
         return text
+    if isinstance(error, OSError) and error.errno in FULL:
+        place = error.filename or tempfile.gettempdir()
+        return f"{place}: cannot be written ({error.strerror}); free some space, then continue with resume=auto"
     return f"unexpected {type(error).__name__}: {text} (rerun with debug=true for the traceback)"
 
 

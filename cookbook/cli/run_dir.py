@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from cookbook.cli import saved
+from cookbook.cli.environment import write_environment
 from cookbook.core.errors import CheckpointError, ConfigError
 from cookbook.core.suggest import did_you_mean
 from cookbook.loops.config import RunConfig
-from cookbook.tracking import redact, write_atomically
-from cookbook.tracking.checkpoints import CheckpointLog
-
-CONFIG_FILE = "config.yaml"
+from cookbook.tracking.checkpoints import CONFIG_FILE, CheckpointLog
+from cookbook.tracking.lock import holder, locked
+from cookbook.tracking.records import read_lines
 
 MAY_CHANGE = (
     "run_dir",
@@ -44,7 +45,7 @@ def choose(run_dir: Path, given: bool, resume: str) -> Path:
         run_dir: `run_dir` of the configuration; its parent holds the recipe's runs where it was not given.
         given: whether the user chose it.
         resume: "never": `run_dir`, which must not hold a run. "auto": `run_dir` where given, else the recipe's newest
-            unfinished run, else `run_dir`. Anything else: the folder of a run.
+            unfinished run that no process is working on, else `run_dir`. Anything else: the folder of a run.
 
     Raises:
         CheckpointError: there is a run where none may be, or none where one must be.
@@ -59,9 +60,9 @@ def choose(run_dir: Path, given: bool, resume: str) -> Path:
     if resume == "auto":
         return run_dir if given else newest_unfinished(run_dir.parent) or run_dir
     folder = Path(resume)
-    if not holds_run(folder):
+    if not can_resume(folder):
         siblings = (
-            [sibling.name for sibling in folder.absolute().parent.glob("*") if holds_run(sibling)]
+            [sibling.name for sibling in folder.absolute().parent.glob("*") if can_resume(sibling)]
             if "/" in resume
             else []
         )
@@ -76,62 +77,141 @@ def choose(run_dir: Path, given: bool, resume: str) -> Path:
     return folder
 
 
+@contextmanager
+def held(folder: Path, new: bool) -> Iterator[Path]:
+    """The folder of a run, created where it is missing, with its lock. It is deleted again where nothing was written.
+
+    Args:
+        new: the name was not chosen by the user: where another run has just taken it, a number is added.
+
+    Raises:
+        CheckpointError: another process works there, or the folder cannot be written.
+    """
+    with _writable(folder):
+        made = [place for place in (folder, *folder.parents) if not place.exists()]
+        if new:
+            folder = _made_anew(folder)
+            made = [folder, *(place for place in made if place in folder.parents)]
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = locked(folder)
+        lock.__enter__()
+    try:
+        yield folder
+    finally:
+        lock.__exit__(None, None, None)
+        with suppress(OSError):  # it holds something
+            for place in made:
+                place.rmdir()
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"run_dir={folder}: cannot be written ({error.strerror}); choose another run_dir"
+        ) from error
+
+
+def _made_anew(folder: Path) -> Path:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        place = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        with suppress(FileExistsError):
+            place.mkdir()
+            return place
+    raise AssertionError("numbers do not end")
+
+
 def holds_run(folder: Path) -> bool:
-    return any((folder / file).is_file() for file in (CONFIG_FILE, "checkpoints.jsonl"))
+    """Whether a run has taken a step there. One that failed before its first step does not claim its folder."""
+    if (folder / "checkpoints.jsonl").is_file() or _has_step(folder / "metrics.jsonl"):
+        return True
+    stages = [file.parent for file in (*folder.glob("*/metrics.jsonl"), *folder.glob("*/checkpoints.jsonl"))]
+    return any(holds_run(stage) for stage in stages)
+
+
+def _has_step(metrics: Path) -> bool:
+    """Whether a line is of a training step: one of an evaluation has names under `eval/` and `time/` only."""
+    try:
+        return any(
+            not name.startswith(("eval/", "time/")) for line in read_lines(metrics) for name in line if name != "step"
+        )
+    except CheckpointError:  # a damaged file of a run
+        return True
+
+
+def _has_rows(folder: Path) -> bool:
+    return any(
+        (folder / name).is_file() and (folder / name).stat().st_size for name in ("metrics.jsonl", "rollouts.jsonl")
+    )
+
+
+def can_resume(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() or holds_run(folder)
 
 
 def newest_unfinished(folder: Path) -> Path | None:
-    """The run in `folder` that was started last and has not completed."""
+    """The run in `folder` that was started last, has not completed, and is not running."""
     runs = [
         path.parent
         for path in folder.glob(f"*/{CONFIG_FILE}")
-        if read_summary(path.parent).get("status") != "completed"
+        if read_summary(path.parent).get("status") != "completed" and holder(path.parent) is None
     ]
     return max(runs, key=lambda run: ((run / CONFIG_FILE).stat().st_mtime_ns, run.name), default=None)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The run's `summary.json`, or nothing where it has not ended."""
+    """The run's `summary.json`, or nothing where it has not ended.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
     file = folder / "summary.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except ValueError as error:
+        raise CheckpointError(f"{file}: is not JSON ({error}); delete it, then resume") from error
+    return summary if isinstance(summary, dict) else {}
 
 
 def is_finished(config: RunConfig) -> bool:
-    """Whether the run in `config.run_dir` has completed all that `config` asks for. With more steps it has not.
+    """Whether the run in `config.run_dir` has completed all that `config` asks for. With other steps it has not.
 
     Raises:
         CheckpointError: the run there was made with other settings.
     """
     folder = Path(config.run_dir)
-    if not holds_run(folder) or read_summary(folder).get("status") != "completed":
+    if not can_resume(folder) or read_summary(folder).get("status") != "completed":
         return False
     check_unchanged(config)
-    before, now = (_flatten(values) for values in (_read_config(folder), asdict(config)))
+    before, now = _before(folder), saved.compared(asdict(config))
     return all(before.get(key) == now.get(key) for key in ("loop.steps", "loop.epochs"))
 
 
-def claim(config: RunConfig) -> int:
-    """Make `config.run_dir` this run's and write its `config.yaml`. Returns the step at which it continues.
-
-    That is 0 for a new run, and for one without a checkpoint.
+def claim(config: RunConfig) -> None:
+    """Make `config.run_dir` this run's: write its `config.yaml` and `environment.json`.
 
     Raises:
-        CheckpointError: the run there was made with other settings, or the folder cannot be written.
+        CheckpointError: the run there was made with other settings or has taken more steps, or the folder cannot be
+            written.
     """
     folder = Path(config.run_dir)
-    checkpoint = CheckpointLog(folder).latest()
-    stages = [CheckpointLog(file.parent).latest() for file in folder.glob("*/checkpoints.jsonl")]  # of a pipeline
-    if any((checkpoint, *stages)):
+    if holds_run(folder) or (config.resume != "never" and _has_rows(folder)):
         check_unchanged(config)
-    try:
+        checkpoint = CheckpointLog(folder).latest()
+        steps = getattr(config.loop, "steps", None)
+        if checkpoint is not None and steps is not None and steps < checkpoint.next_step:
+            raise CheckpointError(
+                f"loop.steps={steps}: the run in {folder} has already taken {checkpoint.next_step} steps; ask for at "
+                "least as many, or choose another run_dir"
+            )
+    with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(redact(asdict(config)), sort_keys=False, allow_unicode=True)
-        write_atomically(folder / CONFIG_FILE, text.encode())
-    except OSError as error:
-        raise CheckpointError(
-            f"run_dir={folder}: cannot be written ({error.strerror}); choose another run_dir"
-        ) from error
-    return checkpoint.next_step if checkpoint is not None else 0
+    saved.write_config(config)
+    write_environment(config)
 
 
 def check_unchanged(config: RunConfig) -> None:
@@ -141,9 +221,7 @@ def check_unchanged(config: RunConfig) -> None:
         CheckpointError: they differ in a key outside MAY_CHANGE; all such keys are named.
     """
     folder = Path(config.run_dir)
-    before, now = _flatten(_read_config(folder)), _flatten(redact(asdict(config)))
-    # What lies in the run's folder moves with it.
-    before, now = _relative(before), _relative(now)
+    before, now = _before(folder), saved.compared(asdict(config))
     scheduled = now.get("loop.schedule", "constant") != "constant"
     free = [key for key in MAY_CHANGE if not (scheduled and key in ("loop.steps", "loop.epochs"))]
     changes = [
@@ -159,38 +237,13 @@ def check_unchanged(config: RunConfig) -> None:
         )
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / CONFIG_FILE
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+def _before(folder: Path) -> dict[str, Any]:
+    """What the run in the folder was started with."""
+    if not (folder / CONFIG_FILE).exists():
         raise CheckpointError(
-            f"{file}: is missing from a run with checkpoints; restore it or choose another run_dir"
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{file}: is not YAML ({' '.join(str(error).split())}); restore it or choose another run_dir"
-        ) from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{file}: is not the configuration of a run; restore it or choose another run_dir")
-    return values
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _relative(flat: dict[str, Any]) -> dict[str, Any]:
-    run_dir = str(flat.get("run_dir"))
-    return {
-        key: value.replace(run_dir, "${run_dir}") if isinstance(value, str) else value for key, value in flat.items()
-    }
+            f"{folder / CONFIG_FILE}: is missing from a run with checkpoints; restore it or choose another run_dir"
+        )
+    return saved.compared(saved.read_config(folder / CONFIG_FILE))
 
 
 def _shown(flat: Mapping[str, Any], key: str) -> str:

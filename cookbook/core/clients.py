@@ -69,6 +69,7 @@ class APIFuture(Generic[T]):
         """A future of `transform(result)`. An error, of the operation or of `transform`, passes through."""
         transformed: Future[U] = Future()
 
+        transformed.set_running_or_notify_cancel()  # whoever awaits it cannot cancel it, so that it can always be set
         def settle(done: Future[T]) -> None:
             try:
                 transformed.set_result(transform(done.result()))

@@ -6,6 +6,9 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+VANISHING = "saves are in the temporary folder {}, which stop() deletes; to keep them, give the service a state_dir"
+"""The warning of a backend that saves for a service without a folder."""
+
 _logger = logging.getLogger("cookbook.core.notices")
 _logger.setLevel(logging.INFO)
 

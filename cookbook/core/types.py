@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Literal
 
 import numpy as np
 
-from cookbook.core.errors import DataError
+from cookbook.core.errors import ConfigError, DataError
 
 Role = Literal["policy", "critic"]
 
@@ -112,6 +114,9 @@ class AdamParams:
     Also the schema of the `optim` section of a run's configuration.
 
     `grad_clip_norm` is the largest allowed global gradient norm; 0 turns clipping off.
+
+    Raises:
+        ConfigError: a value is not a finite number, or is out of range.
     """
 
     learning_rate: float = 1e-4
@@ -120,6 +125,27 @@ class AdamParams:
     eps: float = 1e-8
     weight_decay: float = 0.0
     grad_clip_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Check the values again, which may have been set since; every backend does before it takes a step."""
+        check_adam(vars(self), "AdamParams.")
+
+
+def check_adam(values: Mapping[str, object], where: str) -> None:
+    """Raises ConfigError unless the values of AdamParams are numbers in their range; `where` begins their names."""
+    for name, value in values.items():
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+        if name in ("beta1", "beta2"):
+            fits, wanted = 0 <= number < 1, "in [0, 1)"
+        elif name == "eps":
+            fits, wanted = 0 < number < math.inf, "a finite number above 0"
+        else:
+            fits, wanted = 0 <= number < math.inf, "a finite number of at least 0"
+        if not fits:
+            raise ConfigError(f"{where}{name}={value}: must be {wanted}")
 
 
 @dataclass(frozen=True)
@@ -194,7 +220,11 @@ class ForwardBackwardOutput:
 
 @dataclass(frozen=True)
 class OptimStepResponse:
-    """The answer to `optim_step`. `metrics["grad_norm"]`, if reported, is the global norm before clipping."""
+    """The answer to `optim_step`.
+
+    `metrics["grad_norm"]`, if reported, is the global norm before clipping. `metrics["skipped_steps"]`, if reported, is
+    1 where the gradient was not finite: it was dropped, the weights are unchanged, and `grad_norm` is 0.
+    """
 
     metrics: dict[str, float] = field(default_factory=dict)
 

@@ -6,8 +6,9 @@ loss, ...) are `_target_` mappings that `cookbook.cli.build` turns into objects.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from omegaconf import MISSING
@@ -15,7 +16,7 @@ from omegaconf import MISSING
 from cookbook.core.clients import Capabilities
 from cookbook.core.errors import CapabilityError, ConfigError
 from cookbook.core.suggest import did_you_mean
-from cookbook.core.types import AdamParams
+from cookbook.core.types import AdamParams, check_adam
 from cookbook.tracking.cost import Budget, Prices
 
 Component = dict[str, Any]
@@ -113,11 +114,11 @@ class RunConfig:
         require_at_least(1, "checkpoint", self.checkpoint, "keep")
         require_at_least(0, "checkpoint", self.checkpoint, "every")
         require_at_least(0, "eval", self.eval, "every", "examples", "temperature")
-        require_at_least(0, "optim", self.optim, "eps", "weight_decay", "grad_clip_norm")
+        for path, value in self._numbers():
+            require(math.isfinite(value), f"{path}={value}: must be a finite number")
+        check_adam(vars(self.optim), "optim.")
         require(self.optim.learning_rate > 0, f"optim.learning_rate={self.optim.learning_rate}: must be above 0")
-        for name in ("beta1", "beta2"):
-            value = getattr(self.optim, name)
-            require(0 <= value < 1, f"optim.{name}={value}: must be in [0, 1)")
+        require(self.lora.alpha > 0, f"lora.alpha={self.lora.alpha}: must be above 0")
         require(
             self.lora.rank is None or self.lora.rank >= 1, f"lora.rank={self.lora.rank}: must be null or at least 1"
         )
@@ -133,6 +134,14 @@ class RunConfig:
         )
         if isinstance(self.loop, LoopConfig):
             self.loop.check(self, capabilities)
+
+    def _numbers(self) -> Iterator[tuple[str, float]]:
+        """The numbers of the sections that all loops share and of the loop's own, with their paths."""
+        for section in ("lora", "optim", "loop", "eval", "checkpoint", "budget", "prices"):
+            values = getattr(self, section)
+            for name, value in vars(values).items() if is_dataclass(values) else ():
+                if isinstance(value, float):
+                    yield f"{section}.{name}", value
 
 
 def require(condition: bool, message: str) -> None:

@@ -25,7 +25,7 @@ from cookbook.data.preference.labelled import mismatched
 from cookbook.loops import supervised
 from cookbook.loops.common import CommonComponents, forward_backward_custom
 from cookbook.loops.config import RunConfig
-from cookbook.loops.run import Run, reference_sampler
+from cookbook.loops.run import REFERENCE_FILE, Run, reference_sampler
 from cookbook.losses.spec import PreferenceLoss
 from cookbook.rl.reference import ReferenceLogprobs
 
@@ -71,7 +71,7 @@ class _PreferenceTask:
         self._loop: PreferenceConfig = run.config.loop
         self._reference = None
         if loss.needs_reference:
-            file = Path(run.config.run_dir) / "reference_logprobs.jsonl"
+            file = Path(run.config.run_dir) / REFERENCE_FILE
             self._reference = ReferenceLogprobs(reference_sampler(run.config, run.service), file)
 
     def _with_reference(self, data: list[Datum]) -> list[Datum]:

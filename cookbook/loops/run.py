@@ -10,10 +10,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cookbook.core.clients import SamplingClient, ServiceClient, TrainingClient
+from cookbook.core import interrupts
+from cookbook.core.clients import APIFuture, SamplingClient, ServiceClient, TrainingClient
+from cookbook.core.errors import BackendError, CheckpointError, CookbookError
 from cookbook.core.rollouts import Metrics
 from cookbook.core.seeds import derive_seed
+from cookbook.core.types import AdamParams, OptimStepResponse
 from cookbook.data.curriculum import Curriculum
+from cookbook.data.fingerprint import Fingerprint, compare, fingerprint
 from cookbook.data.kinds import bad_rows_of
 from cookbook.data.rendering import Renderer
 from cookbook.loops.common import CommonComponents
@@ -21,7 +25,11 @@ from cookbook.loops.config import RunConfig
 from cookbook.rl.rollouts import Rollouts
 from cookbook.tracking import Tracker
 from cookbook.tracking.checkpoints import Checkpoint, CheckpointLog
+from cookbook.tracking.console import OutputClosed
 from cookbook.tracking.cost import BudgetExceeded, TokenLedger, cost_usd
+
+REFERENCE_FILE = "reference_logprobs.jsonl"
+"""The reference's logprobs, which a run that begins anew must not take over from another one."""
 
 HEADLINES = ("accuracy", "nll", "loss")
 """Metrics of an evaluation that can say how good a run is; the first one that an evaluation has is its headline."""
@@ -44,8 +52,15 @@ class Run:
     seconds_before: float = 0.0
     started: float = field(default_factory=time.monotonic)
     curriculum: Curriculum | None = None
-    curriculum_state: dict[str, Any] | None = None
-    """As it was at the last step's end: a checkpoint made within a step repeats that step."""
+    dataset: Fingerprint = field(default_factory=dict)
+    saved_step: int | None = None
+    """The next step of the newest checkpoint."""
+
+    weights_ahead: bool = False
+    """Whether the weights are no longer those of the last completed step."""
+
+    def __post_init__(self) -> None:
+        self._completed: dict[str, Any] = {}
 
     @property
     def policy(self) -> TrainingClient:
@@ -98,6 +113,34 @@ class Run:
             self.evaluations[when] = metrics
         self.tracker.log_evaluation(when, step, metrics)
 
+    def begin(self) -> None:
+        """Continue where the checkpoint left off, if there is one."""
+        if self.checkpoint:
+            state = self.checkpoint.loop_state
+            self.ledger = TokenLedger.from_dict(state["tokens"])
+            self.evaluations = state["evaluations"]
+            self.seconds_before = state["wall_s"]
+            if self.curriculum:
+                self.curriculum.restore(state["curriculum"])
+        self._remember()
+
+    def optim_step(self, params: AdamParams, role: str = "policy") -> APIFuture[OptimStepResponse]:
+        """Enqueue an optimizer step of a client. An interrupt now waits for the end of this step of the loop, because
+        the weights are no longer those of the last completed one."""
+        interrupts.shield()
+        self.weights_ahead = True
+        return self.clients[role].optim_step(params)
+
+    def _remember(self) -> None:
+        """Keep what a checkpoint holds besides the weights, as it is at the end of a step: one that is made within the
+        next step repeats that step, and with it the tokens, evaluations and choices."""
+        self._completed = {
+            "evaluations": dict(self.evaluations),
+            "tokens": self.ledger.as_dict(),
+            "curriculum": self.curriculum.state() if self.curriculum else None,
+            "dataset": self.dataset,
+        }
+
     def save(self, next_step: int) -> None:
         """Make a checkpoint from which the run goes on at `next_step`."""
         name = re.sub(r"[^\w.-]", "_", Path(self.config.run_dir).name)  # the stages of a pipeline share one service
@@ -105,20 +148,36 @@ class Run:
             role: client.save_state(f"{name}-step-{next_step:06d}-{role}") for role, client in self.clients.items()
         }
         states = {role: save.result().path for role, save in saves.items()}
-        loop_state = {"evaluations": self.evaluations, "tokens": self.ledger.as_dict(), "wall_s": self.wall_s}
-        loop_state["curriculum"] = self.curriculum_state
-        checkpoint = Checkpoint(next_step, states, loop_state)
+        checkpoint = Checkpoint(next_step, states, {**self._completed, "wall_s": self.wall_s})
         CheckpointLog(Path(self.config.run_dir)).append(checkpoint, self.config.checkpoint.keep)
+        self.saved_step = next_step
+
+    def save_after(self, error: BaseException) -> None:
+        """Save the last completed step when something else than the backend ends the run after it.
+
+        Nothing is saved when the weights are already ahead of that step: the newest checkpoint stays.
+        """
+        is_other = isinstance(error, Exception | KeyboardInterrupt | SystemExit)
+        if not is_other or isinstance(error, BackendError | CheckpointError | OSError):
+            return
+        if self.weights_ahead or self.next_step in (0, self.saved_step):
+            return
+        self.tracker.say(f"saving a checkpoint of step {self.next_step}")
+        try:
+            self.save(self.next_step)
+        except (CookbookError, OSError) as failure:
+            self.tracker.say(f"warning: it could not be saved ({failure})")
 
     def step_done(self, next_step: int) -> None:
         """Count the step; save where `checkpoint.every` or the end says so; stop where the budget does.
 
         Raises:
             BudgetExceeded: the run has used more tokens or money than `budget` allows; a checkpoint is saved.
+            Interrupted: a signal came during the step.
+            OutputClosed: the reader of stdout is gone.
         """
         self.next_step = next_step
-        if self.curriculum:
-            self.curriculum_state = self.curriculum.state()
+        self._remember()
         every = self.config.checkpoint.every
         try:
             self.config.budget.check(self.ledger, self.config.prices)
@@ -127,6 +186,10 @@ class Run:
             raise
         if next_step == self.total_steps or (every and next_step % every == 0):
             self.save(next_step)
+        self.weights_ahead = False
+        interrupts.unshield()
+        if self.tracker.output_closed:
+            raise OutputClosed
 
     def summary(self, status: str) -> dict[str, object]:
         config = self.config
@@ -137,6 +200,7 @@ class Run:
             "backend": config.choices.get("backend", config.backend["_target_"]),
             "model": config.model.base_model,
             "dataset": config.choices.get("dataset", config.dataset["_target_"] if config.dataset else None),
+            "trained": self.policy.trainable.as_dict() if self.policy.trainable else None,
             "steps": self.next_step,
             "eval": self.evaluations,
             "objective": self.objective,
@@ -162,28 +226,42 @@ def open_run(
         headline: the metrics of a step that its line on the console shows.
         curriculum: brought to where the checkpoint left it, and saved with every further one.
     """
-    checkpoint = CheckpointLog(Path(config.run_dir)).latest()
+    folder, data = Path(config.run_dir), fingerprint(dataset)
+    checkpoint, warnings = CheckpointLog(folder).latest_intact()
     next_step = checkpoint.next_step if checkpoint else 0
+    if next_step > total_steps:
+        raise CheckpointError(
+            f"loop.steps={total_steps}: the run in {folder} has already taken {next_step} steps; ask for at least as "
+            "many, or choose another run_dir"
+        )
+    if checkpoint:
+        warnings += compare(checkpoint.loop_state.get("dataset", {}), data)
+    else:
+        (folder / REFERENCE_FILE).unlink(missing_ok=True)
     with (
-        Tracker(Path(config.run_dir), asdict(config), [components.logger], total_steps, headline, next_step) as tracker,
+        Tracker(folder, asdict(config), [components.logger], total_steps, headline, next_step) as tracker,
         _create_policy(config, components.service, checkpoint) as policy,
     ):
         renderer = Renderer(policy.get_tokenizer(), config.model.renderer, config.model.name)
         run = Run(config, components.service, {"policy": policy}, renderer, tracker, total_steps, checkpoint, next_step)
-        if checkpoint:
-            run.ledger = TokenLedger.from_dict(checkpoint.loop_state["tokens"])
-            run.evaluations = checkpoint.loop_state["evaluations"]
-            run.seconds_before = checkpoint.loop_state["wall_s"]
-        if curriculum:
-            if checkpoint:
-                curriculum.restore(checkpoint.loop_state["curriculum"])
-            run.curriculum, run.curriculum_state = curriculum, curriculum.state()
+        run.curriculum, run.dataset, run.saved_step = curriculum, data, next_step if checkpoint else None
+        run.begin()
         try:
+            for line in warnings:
+                tracker.say(line)
+            if checkpoint:
+                tracker.say(f"continuing at step {next_step + 1}")
             if bad_rows_of(dataset).total:
                 tracker.say(f"dataset: {bad_rows_of(dataset)}")
+            if policy.trainable:
+                tracker.say(f"training {policy.trainable}")
             yield run
         except BaseException as error:
-            tracker.fail(error, run.summary("failed"))
+            interrupts.clear()
+            try:
+                run.save_after(error)
+            finally:  # a second signal does not wait for the save
+                tracker.fail(error, run.summary("failed"))
             raise
         tracker.finish(run.summary("completed"))
 
@@ -191,11 +269,15 @@ def open_run(
 def _create_policy(config: RunConfig, service: ServiceClient, checkpoint: Checkpoint | None) -> TrainingClient:
     if checkpoint:
         return service.create_training_client_from_state(checkpoint.states["policy"], with_optimizer=True)
-    if config.start_from:
-        return service.create_training_client_from_state(config.start_from)
-    return service.create_lora_training_client(
+    client = service.create_lora_training_client(
         config.model.base_model, rank=config.lora.rank, alpha=config.lora.alpha, seed=config.seed
     )
+    if config.start_from:
+        try:
+            client.load_state(config.start_from).result()
+        except CheckpointError as error:
+            raise CheckpointError(f"start_from={config.start_from}: {error}") from error
+    return client
 
 
 def reference_sampler(config: RunConfig, service: ServiceClient) -> SamplingClient:

@@ -118,8 +118,8 @@ def run(
             # 3. Update; the optimizer step is enqueued before the gradient is awaited.
             learning_rate = config.optim.learning_rate * learning_rate_factor(loop.schedule, step, steps, warmup_steps)
             gradient = task.gradient(data)
-            update = run.policy.optim_step(replace(config.optim, learning_rate=learning_rate))
-            metrics |= task.metrics(rows, data, gradient.result())
+            update = run.optim_step(replace(config.optim, learning_rate=learning_rate))
+            metrics |= task.metrics(gradient.result())
             metrics |= {f"optim/{key}": value for key, value in update.result().metrics.items()}
 
             # 4. Record and save.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -14,6 +16,9 @@ from typing import Any, SupportsFloat
 from cookbook.core.errors import CheckpointError
 
 REDACTED = "***"
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a full disk and of a used-up quota."""
 
 SECRET_KEY = re.compile(
     r"(api|access|private|secret|signing|account)[_-]?key|secret|passw|passphrase|credential|authorization|bearer|cookie"
@@ -27,20 +32,51 @@ SHORTEST_SECRET = 8
 """Shorter values of secret environment variables are not redacted in text: they would match ordinary words."""
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an OSError of the block, such as a full disk, into one line about the file.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        advice = "free some space" if error.errno in FULL else "make it writable"
+        raise CheckpointError(
+            f"{path}: cannot be written ({error.strerror or error}); {advice}, then continue with resume=auto, "
+            "or choose another run_dir"
+        ) from error
+
+
 def write_atomically(path: Path, data: bytes | bytearray) -> None:
-    """Write a file so that readers see either all of the old content or all of the new, even after a crash."""
+    """Write a file so that readers see either all of the old content or all of the new, even after a crash.
+
+    Raises:
+        CheckpointError: it cannot be written; the old content stays.
+    """
     unfinished = path.with_name(f".{path.name}.tmp")
-    with unfinished.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        with writing(path):
+            with unfinished.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Append records to a jsonl file and wait until they are on disk, so that no checkpoint precedes its metrics."""
+    """Append records to a jsonl file and wait until they are on disk, so that no checkpoint precedes its metrics.
+
+    Raises:
+        CheckpointError: they cannot be written.
+    """
     lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
-    with path.open("ab") as file:
+    with writing(path), path.open("ab") as file:
         file.write(lines.encode("ascii"))
         file.flush()
         os.fsync(file.fileno())

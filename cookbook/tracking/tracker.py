@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from cookbook.core.errors import CookbookError
 from cookbook.core.examples import Example
 from cookbook.core.rollouts import Metrics, Trajectory, TrajectoryGroup, Transition
 from cookbook.tracking.console import RunConsole
@@ -74,6 +76,11 @@ class Tracker:
                 self.say(line)
         self._console.start_bar()
 
+    @property
+    def output_closed(self) -> bool:
+        """Whether the reader of stdout is gone, as after `| head`."""
+        return self._console.closed
+
     def say(self, text: str) -> None:
         """Print a line on the console and append it to `console.log`."""
         self._console.say(text)
@@ -88,6 +95,11 @@ class Tracker:
             parts.append(f"{metrics['time/step']:.1f} s")
         self.say("  ".join(parts))
         self._update_bar({name: metrics[name] for name in self._headline if name in metrics})
+        for name in (name for name in metrics if name.endswith("/skipped_steps") and metrics[name]):
+            self.say(
+                f"warning: {name} {metrics[name]:g}: the gradient was not finite, so the weights stayed as they were; "
+                "lower the learning rate, or look for extreme values in the data"
+            )
 
     def log_evaluation(self, when: Literal["before", "step", "after"], step: int, metrics: Metrics) -> None:
         """Record the metrics of an evaluation after `step` steps. Names except `time/...` get the prefix `eval/`.
@@ -123,14 +135,9 @@ class Tracker:
         `summary` holds what is known about the run so far.
         """
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        self.finish(
-            {
-                "steps": self._steps_done,
-                **(summary or {}),
-                "status": status,
-                "error": f"{type(error).__name__}: {error}",
-            }
-        )
+        known = {"steps": self._steps_done, **(summary or {})}
+        with suppress(CookbookError, OSError):  # such as a disk that is full, which is what ended the run
+            self.finish({**known, "status": status, "error": f"{type(error).__name__}: {error}"})
 
     def __enter__(self) -> Self:
         return self

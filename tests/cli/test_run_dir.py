@@ -30,6 +30,7 @@ def configured(run_dir: Path, **changes) -> RunConfig:
 
 def start_run(run_dir: Path, checkpoint: bool = False, status: str | None = None, started: int = 0) -> Path:
     claim(configured(run_dir))
+    (run_dir / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.5}\n')
     os.utime(run_dir / "config.yaml", (started, started))
     if checkpoint:
         CheckpointLog(run_dir).append(Checkpoint(1, {"policy": "state"}), keep=1)
@@ -78,10 +79,31 @@ def test_a_path_must_be_a_run_and_agree_with_run_dir(tmp_path: Path):
         choose(tmp_path / "fresh", given=True, resume=str(run))
 
 
-def test_a_run_without_a_checkpoint_begins_afresh_with_any_settings(tmp_path: Path):
-    start_run(tmp_path / "run")
-    assert claim(configured(tmp_path / "run", seed=1)) == 0
-    assert "seed: 1" in (tmp_path / "run" / "config.yaml").read_text()
+def test_a_run_that_failed_before_its_first_step_does_not_claim_its_folder(tmp_path: Path):
+    run = start_run(tmp_path / "run", status="failed")
+    (run / "metrics.jsonl").write_text('{"step": 0, "eval/accuracy": 0.5, "time/eval": 1.0}\n')
+    assert choose(run, given=True, resume="never") == run
+    claim(configured(run, seed=1))
+    assert "seed: 1" in (run / "config.yaml").read_text()
+    with pytest.raises(CheckpointError, match="seed was 1, is now 2"):  # its evaluation is not thrown away unasked
+        claim(configured(run, seed=2, resume="auto"))
+
+
+def test_a_run_with_steps_but_no_checkpoint_keeps_its_settings_too(tmp_path: Path):
+    run = start_run(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="seed was 0, is now 1"):
+        claim(configured(run, seed=1, resume="auto"))
+    assert (run / "metrics.jsonl").read_text()
+
+
+def test_fewer_steps_than_were_taken_are_refused(tmp_path: Path):
+    run = start_run(tmp_path / "run", checkpoint=True)
+    CheckpointLog(run).append(Checkpoint(8, {"policy": "state"}), keep=1)
+    loop = GRPOConfig(steps=6, groups_per_batch=1, group_size=2, max_tokens=4)
+    before = (run / "config.yaml").read_text()
+    with pytest.raises(CheckpointError, match=r"loop\.steps=6: the run in .* has already taken 8 steps"):
+        claim(configured(run, loop=loop))
+    assert (run / "config.yaml").read_text() == before
 
 
 def test_a_resumed_run_keeps_its_settings_except_those_that_change_no_step(tmp_path: Path):
@@ -92,7 +114,7 @@ def test_a_resumed_run_keeps_its_settings_except_those_that_change_no_step(tmp_p
         debug=True,
         logger={"_target_": "y"},
     )
-    assert claim(longer) == 1
+    claim(longer)
     with pytest.raises(CheckpointError) as raised:
         claim(replace(longer, seed=7, dataset={"_target_": "x", "api_key": "other secret", "new": 1}))
     assert "seed was 0, is now 7" in str(raised.value)
@@ -111,7 +133,7 @@ def test_the_number_of_steps_is_fixed_where_the_learning_rate_follows_it(tmp_pat
 def test_a_pipeline_that_has_a_stage_to_go_on_with_keeps_its_settings(tmp_path: Path):
     run = start_run(tmp_path / "run")
     start_run(run / "1-sft", checkpoint=True)
-    assert claim(configured(run)) == 0
+    claim(configured(run))
     with pytest.raises(CheckpointError, match="seed was 0, is now 1"):
         claim(configured(run, seed=1))
 
@@ -119,7 +141,8 @@ def test_a_pipeline_that_has_a_stage_to_go_on_with_keeps_its_settings(tmp_path: 
 def test_a_moved_run_goes_on(tmp_path: Path):
     run = start_run(tmp_path / "here", checkpoint=True)
     run.rename(tmp_path / "there")
-    assert claim(configured(tmp_path / "there")) == 1
+    claim(configured(tmp_path / "there"))
+    assert "state_dir: ${run_dir}/checkpoints" in (tmp_path / "there" / "config.yaml").read_text()
 
 
 def test_a_completed_run_is_finished_unless_more_steps_are_asked_for(tmp_path: Path):

@@ -39,7 +39,12 @@ class RecordingService(FakeService):
         return self._mortal(super().create_lora_training_client(*args, **kwargs))
 
     def _mortal(self, client):
-        optim_step = client.optim_step
+        optim_step, load_state = client.optim_step, client.load_state
+
+        def loaded(path):
+            self.started_from.append(Path(path).name)
+            return load_state(path)
+
 
         def counted(params):
             self.steps_to_live -= 1
@@ -47,7 +52,7 @@ class RecordingService(FakeService):
                 raise Killed
             return optim_step(params)
 
-        client.optim_step = counted
+        client.optim_step, client.load_state = counted, loaded
         return client
 
 

@@ -10,6 +10,7 @@ import itertools
 import re
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -34,6 +35,7 @@ from cookbook.backends.fake.state import SessionSettings, read_state, write_stat
 from cookbook.backends.fake.tokenizer import build_tokenizer
 from cookbook.core.clients import APIFuture, Capabilities, CustomLoss, LossConfig
 from cookbook.core.errors import BackendError, CapabilityError, CheckpointError, ConfigError, DataError
+from cookbook.core.notices import VANISHING
 from cookbook.core.types import (
     AdamParams,
     Datum,
@@ -67,7 +69,7 @@ class FakeService:
     """`ServiceClient` of the fake backend. Any `base_model` name is accepted and names its own fixed base weights.
 
     Args:
-        state_dir: where states are saved; None is a temporary folder that `stop()` deletes.
+        state_dir: where states are saved; None is a temporary folder that `stop()` deletes; then every save warns.
         capabilities: what this service claims, and limits itself to. Reduce them to test a recipe on a lesser backend.
 
     Raises:
@@ -153,6 +155,11 @@ class FakeService:
 
 
 class FakeTrainingClient:
+    def warn_of_temporary_dir(self) -> None:
+        """Say once that saves do not outlive this service."""
+        if self._temporary_dir is not None:
+            warnings.warn(VANISHING.format(self._state_dir), stacklevel=2)
+
     """`TrainingClient` of the fake backend. Made by `FakeService`."""
 
     def __init__(self, service: FakeService, settings: SessionSettings, weights: TrainedWeights) -> None:
@@ -180,9 +187,7 @@ class FakeTrainingClient:
         return self._submit("forward_backward_custom", lambda: self._run_custom_loss(data, loss_fn))
 
     def optim_step(self, adam_params: AdamParams) -> APIFuture[OptimStepResponse]:
-        return self._submit(
-            "optim_step", lambda: OptimStepResponse({"grad_norm": self._weights.adam_step(adam_params)})
-        )
+        return self._submit("optim_step", lambda: OptimStepResponse(self._weights.step(adam_params)))
 
     def save_state(self, name: str) -> APIFuture[SaveResponse]:
         return self._submit("save_state", lambda: self._save("states", name, with_optimizer=True))
@@ -281,11 +286,14 @@ class FakeTrainingClient:
 
     def _load(self, path: str, with_optimizer: bool) -> None:
         settings, weights = read_state(path, with_optimizer)
-        if (settings.base_model, settings.rank) != (self._settings.base_model, self._settings.rank):
+        differing = [
+            f"{key} {getattr(settings, key)!r} (here {getattr(self._settings, key)!r})"
+            for key in ("base_model", "rank", "alpha", "role")
+            if getattr(settings, key) != getattr(self._settings, key)
+        ]
+        if differing:
             raise CheckpointError(
-                f"{path}: saved from base model {settings.base_model!r} with rank {settings.rank}, but this session "
-                f"has {self._settings.base_model!r} with rank {self._settings.rank}; "
-                "use create_training_client_from_state"
+                f"{path}: was saved with {', '.join(differing)}; use the same, or create_training_client_from_state"
             )
         self._weights = weights
 
@@ -293,6 +301,8 @@ class FakeTrainingClient:
 class FakeSamplingClient:
     """`SamplingClient` of the fake backend, pinned to one table of logits."""
 
+        self._weights.check_finite("save")
+        self._service.warn_of_temporary_dir()
     def __init__(self, service: FakeService, logits: np.ndarray) -> None:
         self._service = service
         self._logits = logits

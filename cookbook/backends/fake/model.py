@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cookbook.backends.fake.tokenizer import EOS_TOKEN, TOKEN_BYTES, VOCABULARY_SIZE
+from cookbook.core.errors import BackendError
 from cookbook.core.types import AdamParams, SampledSequence, SamplingParams, StopReason
 
 Array = np.ndarray
@@ -148,6 +149,21 @@ class TrainedWeights:
         self.second_moment = np.zeros_like(self.table)
         self.steps = 0
 
+    def step(self, params: AdamParams) -> dict[str, float]:
+        """One AdamW step and its metrics. A gradient that is not finite is dropped, and the step with it.
+
+        Raises:
+            ConfigError: a value of `params` is out of range.
+            BackendError: the step made weights that are not finite.
+        """
+        params.check()
+        if not np.isfinite(self.gradient).all():
+            self.gradient = np.zeros_like(self.table)
+            return {"grad_norm": 0.0, "skipped_steps": 1.0}
+        norm = self.adam_step(params)
+        self.check_finite("optim_step")
+        return {"grad_norm": norm, "skipped_steps": 0.0}
+
     def adam_step(self, params: AdamParams) -> float:
         """AdamW (Loshchilov & Hutter 2019, algorithm 2) after clipping by global norm. Returns the norm before
         clipping."""
@@ -162,6 +178,13 @@ class TrainedWeights:
         self.table = self.table * (1 - params.learning_rate * params.weight_decay) - params.learning_rate * mean / scale
         self.gradient = np.zeros_like(self.table)
         return norm
+
+    def check_finite(self, operation: str) -> None:
+        """Raises BackendError where a weight is NaN or infinite."""
+        if not np.isfinite(self.table).all():
+            raise BackendError(
+                f"{operation}: the weights are no longer finite; lower the learning rate and go back to an earlier save"
+            )
 
 
 @dataclass(frozen=True)

@@ -31,21 +31,24 @@ class SessionSettings:
 
 def write_state(path: Path, settings: SessionSettings, weights: TrainedWeights, with_optimizer: bool) -> None:
     """Write a folder under another name, then rename it; an earlier save of the name is removed last."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as scratch:
-        fresh, outdated = Path(scratch, "new"), Path(scratch, "old")
-        fresh.mkdir()
-        save_file({"table": weights.table}, fresh / "weights.safetensors")
-        if with_optimizer:
-            moments = {"first_moment": weights.first_moment, "second_moment": weights.second_moment}
-            save_file(moments, fresh / "optimizer.safetensors")
-        (fresh / "session.json").write_text(
-            json.dumps({"settings": asdict(settings), "steps": weights.steps}, indent=1)
-        )
-        if path.exists():
-            os.replace(path, outdated)
-        os.replace(fresh, path)
-        shutil.rmtree(outdated, ignore_errors=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as scratch:
+            fresh, outdated = Path(scratch, "new"), Path(scratch, "old")
+            fresh.mkdir()
+            save_file({"table": weights.table}, fresh / "weights.safetensors")
+            if with_optimizer:
+                moments = {"first_moment": weights.first_moment, "second_moment": weights.second_moment}
+                save_file(moments, fresh / "optimizer.safetensors")
+            (fresh / "session.json").write_text(
+                json.dumps({"settings": asdict(settings), "steps": weights.steps}, indent=1)
+            )
+            if path.exists():
+                os.replace(path, outdated)
+            os.replace(fresh, path)
+            shutil.rmtree(outdated, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be saved ({error}); an earlier save of this name stays") from error
 
 
 def read_state(path: str, with_optimizer: bool) -> tuple[SessionSettings, TrainedWeights]:

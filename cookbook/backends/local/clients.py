@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from cookbook.backends.local.weights import PinnedWeights
 from cookbook.core.clients import APIFuture, CustomLoss, LossConfig
 from cookbook.core.errors import BackendError, CapabilityError, ConfigError
 from cookbook.core.types import (
+from cookbook.core.notices import VANISHING
     AdamParams,
     Datum,
     ForwardBackwardOutput,
@@ -117,10 +119,19 @@ class LocalSamplingClient:
 
 
 class LocalTrainingClient:
-    """One session: its operations run on the engine in call order. Use it from one thread at a time."""
+    """One session: its operations run on the engine in call order. Use it from one thread at a time.
+
+    `vanishing` says that the service deletes `state_dir` when it stops, so that a save warns.
+    """
 
     def __init__(
-        self, engine: LocalEngine, base: BaseModel, session: TrainingSession, info: SessionInfo, state_dir: Path
+        self,
+        engine: LocalEngine,
+        base: BaseModel,
+        session: TrainingSession,
+        info: SessionInfo,
+        state_dir: Path,
+        vanishing: bool,
     ) -> None:
         self._engine = engine
         self._base = base
@@ -134,6 +145,18 @@ class LocalTrainingClient:
 
     def forward(
         self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
+        self._vanishing = vanishing
+        self._trainable = summarize(base.model, session.weights.parameters)
+
+    @property
+    def trainable(self) -> TrainableSummary:
+        """How many parameters are trained, in which kinds of layers."""
+        return self._trainable
+
+    @property
+    def context_length(self) -> int:
+        """The base model's."""
+        return self._base.context_length
     ) -> APIFuture[ForwardBackwardOutput]:
         """The loss and logprobs without a gradient. Logprobs of weight zero are 0.0; without weights all are
         computed."""
@@ -219,7 +242,11 @@ class LocalTrainingClient:
         return self._submit(save)
 
     def _folder(self, name: str, *parents: str) -> Path:
+        if self._vanishing:
+            warnings.warn(VANISHING.format(self._state_dir), stacklevel=3)
+
         parts = PurePosixPath(name).parts
+            session.check_finite("save")
         if not parts or parts[0] in ("/", SAMPLER_FOLDER) or ".." in parts:
             raise ConfigError(
                 f"save name {name!r} must be a relative path without '..' that does not begin with {SAMPLER_FOLDER!r}"

@@ -37,9 +37,10 @@ class LocalService:
 
     Args:
         device: `auto` (CUDA, else MPS, else CPU) or a torch device.
-        dtype: of the base model: `auto` (bfloat16 on CUDA, float32 elsewhere), `float32` or `bfloat16`. Adapters,
-            optimizer and full-parameter sessions are always float32.
-        state_dir: where states are saved; None is a temporary folder that `stop` removes.
+        dtype: in which the model is stored and computed: `auto` (bfloat16 on CUDA, float32 elsewhere), `float32` or
+            `bfloat16`. What is trained, an adapter or with rank None every weight, and the optimizer are always
+            float32.
+        state_dir: where states are saved; None is a temporary folder that `stop` removes; then every save warns.
         token_budget: padded tokens per training micro-batch and prompt batch. Affects memory only: results are the same
             up to rounding.
         max_sample_rows: sequences that are decoded together. Affects memory only.
@@ -145,7 +146,8 @@ class LocalService:
             raise ConfigError(f"lora alpha is {info.alpha}; it must be above 0")
         kind = CriticSession if info.role == "critic" else TrainingSession
         session = self._engine.submit(lambda: kind(self._new_weights(info), self._token_budget)).result()
-        return LocalTrainingClient(self._engine, session.weights.base, session, info, self._state_dir)
+        vanishing = self._temporary_dir is not None
+        return LocalTrainingClient(self._engine, session.weights.base, session, info, self._state_dir, vanishing)
 
     def _new_weights(self, info: SessionInfo) -> TrainableWeights:
         base = self._base_model(info.base_model)

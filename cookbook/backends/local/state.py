@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from cookbook.backends.local.model import load_base_model, quiet_transformers
@@ -48,8 +49,9 @@ def save_session(folder: Path, info: SessionInfo, session: TrainingSession, with
             (scratch / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=str))
             save_file(_on_cpu(weights, head=False), scratch / "adapter_model.safetensors", metadata={"format": "pt"})
         else:
-            with quiet_transformers():
-                weights.model.save_pretrained(scratch)
+            assert isinstance(weights, FullWeights)
+            with quiet_transformers(), weights.unrounded() as model:
+                model.save_pretrained(scratch)
                 weights.base.engine_tokenizer.save_pretrained(scratch)
         if head := _on_cpu(weights, head=True):
             save_file(head, scratch / "value_head.safetensors")
@@ -88,7 +90,7 @@ def load_session(folder: Path, info: SessionInfo, session: TrainingSession, with
         if getattr(saved, key) != getattr(info, key):
             raise CheckpointError(
                 f"saved weights {folder}: {key} is {getattr(saved, key)!r}, but this session has "
-                f"{getattr(info, key)!r}; make a session from the save with create_training_client_from_state"
+                f"{getattr(info, key)!r}; use the same, or create_training_client_from_state"
             )
     if with_optimizer and not (folder / "optimizer.safetensors").is_file():
         raise CheckpointError(
@@ -96,7 +98,7 @@ def load_session(folder: Path, info: SessionInfo, session: TrainingSession, with
             "use load_state"
         )
     tensors = read_weights(folder, session.weights)
-    moments = load_file(folder / "optimizer.safetensors") if with_optimizer else None
+    moments = _load_tensors(folder / "optimizer.safetensors") if with_optimizer else None
     session.weights.load(tensors)
     session.reset_optimizer()
     if moments is not None and int(moments["step"]) > 0:
@@ -116,11 +118,11 @@ def read_weights(folder: Path, weights: TrainableWeights) -> Mapping[str, torch.
         CheckpointError: a tensor is missing or of another shape.
     """
     if isinstance(weights, LoraWeights):
-        tensors: dict[str, torch.Tensor] = load_file(folder / "adapter_model.safetensors")
+        tensors: dict[str, torch.Tensor] = _load_tensors(folder / "adapter_model.safetensors")
     else:
         tensors = dict(load_base_model(str(folder), torch.device("cpu"), torch.float32).model.named_parameters())
     if (folder / "value_head.safetensors").is_file():
-        tensors |= load_file(folder / "value_head.safetensors")
+        tensors |= _load_tensors(folder / "value_head.safetensors")
     for name, parameter in weights.parameters.items():
         if name not in tensors or tensors[name].shape != parameter.shape:
             found = tuple(tensors[name].shape) if name in tensors else "missing"
@@ -131,6 +133,13 @@ def read_weights(folder: Path, weights: TrainableWeights) -> Mapping[str, torch.
 
 
 def _optimizer_tensors(session: TrainingSession) -> dict[str, torch.Tensor]:
+def _load_tensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"saved weights {file.parent}: {file.name} is damaged or missing ({error})") from error
+
+
     tensors = {"step": torch.zeros(())}
     for name, parameter in session.weights.parameters.items():
         state = session.optimizer.state.get(parameter)
@@ -149,11 +158,16 @@ def _on_cpu(weights: TrainableWeights, head: bool) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def _written_atomically(folder: Path) -> Iterator[Path]:
-    """A scratch folder that replaces `folder` if the block succeeds."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    """A scratch folder that replaces `folder` if the block succeeds.
+
+    Raises:
+        CheckpointError: it cannot be written, as on a full disk.
+    """
+    scratch = None
     try:
         yield scratch
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         if folder.exists():
             retired = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
             folder.rename(retired / folder.name)
@@ -162,4 +176,7 @@ def _written_atomically(folder: Path) -> Iterator[Path]:
         else:
             scratch.rename(folder)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: cannot be saved ({error}); an earlier save of this name stays") from error
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)

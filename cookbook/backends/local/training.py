@@ -70,7 +70,8 @@ class Microbatch:
 
 
 class TrainingSession:
-    """Weights, accumulated gradient and AdamW state. An operation that fails changes none of the three."""
+    """Weights, accumulated gradient and AdamW state. An operation that fails changes none of the three, except for an
+    `optim_step` whose result is not finite."""
 
     losses: Mapping[str, LossFunction] = LOSSES
     known_inputs: frozenset[str] = KNOWN_INPUTS
@@ -166,19 +167,19 @@ class TrainingSession:
         """One AdamW step (Loshchilov & Hutter 2019, algorithm 2) on the accumulated gradient, clipped by its global
         norm.
 
-        Without any forward_backward since the last step the gradient is zero. A gradient that is not finite is dropped.
+        Without any forward_backward since the last step the gradient is zero. A gradient that is not finite is dropped,
+        and the step with it.
 
         Raises:
-            BackendError: the gradient norm is not finite; the weights stay as they were.
+            ConfigError: a value of `params` is out of range.
+            BackendError: the step made weights that are not finite; load an earlier save to go on.
         """
+        params.check()
         gradient = self._gradient or [torch.zeros_like(parameter) for parameter in self._parameters]
         self._gradient = None
         norm = float(torch.nn.utils.get_total_norm(gradient))
         if not math.isfinite(norm):
-            raise BackendError(
-                f"optim_step: the gradient norm is {norm}; the gradient was dropped and the weights are unchanged "
-                "(lower the learning rate or the ratios, or look for extreme logprobs in the data)"
-            )
+            return OptimStepResponse({"grad_norm": 0.0, "skipped_steps": 1.0})
         if 0 < params.grad_clip_norm < norm:
             for values in gradient:
                 values.mul_(params.grad_clip_norm / norm)
@@ -193,7 +194,17 @@ class TrainingSession:
             parameter.grad = values
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return OptimStepResponse({"grad_norm": norm})
+        self.check_finite("optim_step")
+        return OptimStepResponse({"grad_norm": norm, "skipped_steps": 0.0})
+
+    def check_finite(self, operation: str) -> None:
+        """Raises BackendError where a trained weight is NaN or infinite."""
+        with torch.no_grad():
+            norm = float(torch.nn.utils.get_total_norm(self._parameters))
+        if not math.isfinite(norm):
+            raise BackendError(
+                f"{operation}: the weights are no longer finite; lower the learning rate and go back to an earlier save"
+            )
 
     def _predict(self, batch: Microbatch, config: Mapping[str, float]) -> torch.Tensor:
         return self._logprobs(batch, config["temperature"])

@@ -76,6 +76,7 @@ class Calls:
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on this thread; its error becomes one line."""
         future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # whoever awaits it cannot cancel it: setting it would raise then
         with self._lock:
             self._pending.add(future)
 

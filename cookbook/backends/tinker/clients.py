@@ -161,6 +161,7 @@ class TinkerTrainingClient:
     def load_state(self, path: str) -> APIFuture[None]:
         """Load weights and reset the optimizer."""
         client = self._open()
+        adam_params.check()
         return self._load(lambda: client.load_state(path))
 
     def load_state_with_optimizer(self, path: str) -> APIFuture[None]:

@@ -105,7 +105,7 @@ class GRPO:
             scale_weights(minibatch, loop.loss_agg, loop.max_tokens)
             for minibatch in split_into_minibatches(data, loop.num_substeps, run.config.seed, "substeps", step)
         ]
-        updates = [(self._gradient(minibatch), run.policy.optim_step(run.config.optim)) for minibatch in minibatches]
+        updates = [(self._gradient(minibatch), run.optim_step(run.config.optim)) for minibatch in minibatches]
         metrics = update_metrics(updates) | mismatch_metrics(minibatches[0], updates[0][0].result())
         trained = sum(datum.model_input.length for datum in data)
         run.ledger.add(trained=trained)

@@ -124,11 +124,11 @@ class PPO:
                 minibatch = scale_weights(part, loop.loss_agg, loop.max_tokens)
                 first = first or minibatch
                 inputs = [only_inputs(datum, POLICY_INPUTS) for datum in minibatch]
-                updates.append((policy_gradient(run, inputs, self._loss), run.policy.optim_step(run.config.optim)))
+                updates.append((policy_gradient(run, inputs, self._loss), run.optim_step(run.config.optim)))
                 if critic is not None:
                     inputs = [only_inputs(datum, CRITIC_INPUTS) for datum in minibatch]
                     gradient = critic.forward_backward(inputs, "value", {"clip_range": loop.value_clip_range})
-                    critic_updates.append((gradient, critic.optim_step(critic_adam)))
+                    critic_updates.append((gradient, run.optim_step(critic_adam, "critic")))
         metrics = update_metrics(updates) | mismatch_metrics(first, updates[0][0].result())
         if critic_updates:
             metrics |= update_metrics(critic_updates, "critic")
