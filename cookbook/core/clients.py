@@ -68,8 +68,8 @@ class APIFuture(Generic[T]):
     def then(self, transform: Callable[[T], U]) -> APIFuture[U]:
         """A future of `transform(result)`. An error, of the operation or of `transform`, passes through."""
         transformed: Future[U] = Future()
-
         transformed.set_running_or_notify_cancel()  # whoever awaits it cannot cancel it, so that it can always be set
+
         def settle(done: Future[T]) -> None:
             try:
                 transformed.set_result(transform(done.result()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,10 +18,10 @@ from cookbook.core.seeds import derive_seed
 from cookbook.core.types import AdamParams, OptimStepResponse
 from cookbook.data.curriculum import Curriculum
 from cookbook.data.fingerprint import Fingerprint, compare, fingerprint
-from cookbook.data.kinds import bad_rows_of
 from cookbook.data.rendering import Renderer
 from cookbook.loops.common import CommonComponents
 from cookbook.loops.config import RunConfig
+from cookbook.loops.rows import BAD_ROWS_FILE, RowCheck
 from cookbook.rl.rollouts import Rollouts
 from cookbook.tracking import Tracker
 from cookbook.tracking.checkpoints import Checkpoint, CheckpointLog
@@ -53,6 +53,9 @@ class Run:
     started: float = field(default_factory=time.monotonic)
     curriculum: Curriculum | None = None
     dataset: Fingerprint = field(default_factory=dict)
+    rows: dict[str, Any] = field(default_factory=dict)
+    """How many rows of each split the run uses, and how many it left out, by reason."""
+
     saved_step: int | None = None
     """The next step of the newest checkpoint."""
 
@@ -97,6 +100,44 @@ class Run:
                 return after[name] if name == "accuracy" else -after[name]
         return None
 
+    def set_total_steps(self, total_steps: int) -> None:
+        """Set how many steps the run takes, where it is known only once the rows are checked.
+
+        Raises:
+            CheckpointError: the run has taken more already.
+        """
+        check_steps(total_steps, self.next_step, self.config.run_dir)
+        self.total_steps = total_steps
+        self.tracker.set_total_steps(total_steps)
+
+    def use_curriculum(self, curriculum: Curriculum) -> None:
+        """Choose problems by a curriculum, brought to where the checkpoint left it and saved with every further one."""
+        self.curriculum = curriculum
+        if self.checkpoint:
+            curriculum.restore(self.checkpoint.loop_state["curriculum"])
+        self._remember()
+
+    def report_rows(self, check: RowCheck[Any], used: Mapping[str, int | None], dataset: Any, plan: str = "") -> None:
+        """Say how many rows of each split are used, which are left out and why, and how the steps go through them.
+
+        Args:
+            used: of each split; None: every row is checked when it is drawn.
+        """
+        found = {split: check.found(split, getattr(dataset, split)) for split in used}
+        self.rows = {split: {"used": used[split], "of": found[split]} for split in used}
+        self.rows["skipped"] = check.skipped.counts
+        each = [
+            f"{found[split]:,} {split} rows, each checked when it is drawn"
+            if number is None
+            else f"{number:,} of {found[split]:,} {split} rows"
+            for split, number in used.items()
+        ]
+        skipped = f"; {check.skipped}; all in {BAD_ROWS_FILE}" if check.skipped.total else ""
+        self.tracker.say(f"dataset: {', '.join(each)}{skipped}")
+        if plan:
+            self.tracker.say(plan)
+        check.write()
+
     def record_rollouts(self, step: int, rollouts: Rollouts) -> None:
         self.ledger.add(prefill=rollouts.num_prefill_tokens, sampled=rollouts.num_sampled_tokens)
         self.tracker.log_rollouts(step, rollouts.groups)
@@ -120,8 +161,6 @@ class Run:
             self.ledger = TokenLedger.from_dict(state["tokens"])
             self.evaluations = state["evaluations"]
             self.seconds_before = state["wall_s"]
-            if self.curriculum:
-                self.curriculum.restore(state["curriculum"])
         self._remember()
 
     def optim_step(self, params: AdamParams, role: str = "policy") -> APIFuture[OptimStepResponse]:
@@ -201,6 +240,7 @@ class Run:
             "model": config.model.base_model,
             "dataset": config.choices.get("dataset", config.dataset["_target_"] if config.dataset else None),
             "trained": self.policy.trainable.as_dict() if self.policy.trainable else None,
+            "rows": self.rows,
             "steps": self.next_step,
             "eval": self.evaluations,
             "objective": self.objective,
@@ -217,23 +257,18 @@ def open_run(
     dataset: object,
     total_steps: int,
     headline: Sequence[str] = ("reward/mean",),
-    curriculum: Curriculum | None = None,
 ) -> Iterator[Run]:
     """Begin a run, or go on from its newest checkpoint; at the end write the summary, also when the loop raises.
 
     Args:
-        dataset: what the run trains on; rows it had to skip are reported.
+        dataset: what the run trains on.
+        total_steps: how many steps it takes, or at most takes; `Run.set_total_steps` sets it later.
         headline: the metrics of a step that its line on the console shows.
-        curriculum: brought to where the checkpoint left it, and saved with every further one.
     """
     folder, data = Path(config.run_dir), fingerprint(dataset)
     checkpoint, warnings = CheckpointLog(folder).latest_intact()
     next_step = checkpoint.next_step if checkpoint else 0
-    if next_step > total_steps:
-        raise CheckpointError(
-            f"loop.steps={total_steps}: the run in {folder} has already taken {next_step} steps; ask for at least as "
-            "many, or choose another run_dir"
-        )
+    check_steps(total_steps, next_step, config.run_dir)
     if checkpoint:
         warnings += compare(checkpoint.loop_state.get("dataset", {}), data)
     else:
@@ -244,15 +279,13 @@ def open_run(
     ):
         renderer = Renderer(policy.get_tokenizer(), config.model.renderer, config.model.name)
         run = Run(config, components.service, {"policy": policy}, renderer, tracker, total_steps, checkpoint, next_step)
-        run.curriculum, run.dataset, run.saved_step = curriculum, data, next_step if checkpoint else None
+        run.dataset, run.saved_step = data, next_step if checkpoint else None
         run.begin()
         try:
             for line in warnings:
                 tracker.say(line)
             if checkpoint:
                 tracker.say(f"continuing at step {next_step + 1}")
-            if bad_rows_of(dataset).total:
-                tracker.say(f"dataset: {bad_rows_of(dataset)}")
             if policy.trainable:
                 tracker.say(f"training {policy.trainable}")
             yield run
@@ -264,6 +297,15 @@ def open_run(
                 tracker.fail(error, run.summary("failed"))
             raise
         tracker.finish(run.summary("completed"))
+
+
+def check_steps(total_steps: int, next_step: int, run_dir: str) -> None:
+    """Raises CheckpointError where a run has already taken more steps than it is to take."""
+    if next_step > total_steps:
+        raise CheckpointError(
+            f"loop.steps={total_steps}: the run in {run_dir} has already taken {next_step} steps; ask for at least as "
+            "many, or choose another run_dir"
+        )
 
 
 def _create_policy(config: RunConfig, service: ServiceClient, checkpoint: Checkpoint | None) -> TrainingClient:

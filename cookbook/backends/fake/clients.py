@@ -147,6 +147,11 @@ class FakeService:
         """The number of a request without a seed, which serves as its seed, so that a run still replays exactly."""
         return next(self._unseeded_requests)
 
+    def warn_of_temporary_dir(self) -> None:
+        """Say once that saves do not outlive this service."""
+        if self._temporary_dir is not None:
+            warnings.warn(VANISHING.format(self._state_dir), stacklevel=2)
+
     def state_path(self, kind: str, name: str) -> Path:
         """Where a state of this name is saved. Training states and sampler weights do not share names."""
         if not re.fullmatch(r"\w[\w.\-]*", name):
@@ -155,11 +160,6 @@ class FakeService:
 
 
 class FakeTrainingClient:
-    def warn_of_temporary_dir(self) -> None:
-        """Say once that saves do not outlive this service."""
-        if self._temporary_dir is not None:
-            warnings.warn(VANISHING.format(self._state_dir), stacklevel=2)
-
     """`TrainingClient` of the fake backend. Made by `FakeService`."""
 
     def __init__(self, service: FakeService, settings: SessionSettings, weights: TrainedWeights) -> None:
@@ -281,6 +281,8 @@ class FakeTrainingClient:
 
     def _save(self, kind: str, name: str, with_optimizer: bool) -> SaveResponse:
         path = self._service.state_path(kind, name)
+        self._weights.check_finite("save")
+        self._service.warn_of_temporary_dir()
         write_state(path, self._settings, self._weights, with_optimizer)
         return SaveResponse(str(path))
 
@@ -301,8 +303,6 @@ class FakeTrainingClient:
 class FakeSamplingClient:
     """`SamplingClient` of the fake backend, pinned to one table of logits."""
 
-        self._weights.check_finite("save")
-        self._service.warn_of_temporary_dir()
     def __init__(self, service: FakeService, logits: np.ndarray) -> None:
         self._service = service
         self._logits = logits

@@ -19,8 +19,8 @@ from cookbook.backends.local.training import TrainingSession
 from cookbook.backends.local.weights import PinnedWeights
 from cookbook.core.clients import APIFuture, CustomLoss, LossConfig
 from cookbook.core.errors import BackendError, CapabilityError, ConfigError
-from cookbook.core.types import (
 from cookbook.core.notices import VANISHING
+from cookbook.core.types import (
     AdamParams,
     Datum,
     ForwardBackwardOutput,
@@ -138,13 +138,6 @@ class LocalTrainingClient:
         self._session: TrainingSession | None = session
         self._info = info
         self._state_dir = state_dir
-
-    def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The base model's tokenizer."""
-        return self._base.tokenizer
-
-    def forward(
-        self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
         self._vanishing = vanishing
         self._trainable = summarize(base.model, session.weights.parameters)
 
@@ -157,6 +150,13 @@ class LocalTrainingClient:
     def context_length(self) -> int:
         """The base model's."""
         return self._base.context_length
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The base model's tokenizer."""
+        return self._base.tokenizer
+
+    def forward(
+        self, data: Sequence[Datum], loss_fn: str, loss_fn_config: LossConfig | None = None
     ) -> APIFuture[ForwardBackwardOutput]:
         """The loss and logprobs without a gradient. Logprobs of weight zero are 0.0; without weights all are
         computed."""
@@ -235,18 +235,18 @@ class LocalTrainingClient:
         return self._engine.submit(lambda: operation(session))
 
     def _save(self, folder: Path, with_optimizer: bool) -> APIFuture[SaveResponse]:
+        if self._vanishing:
+            warnings.warn(VANISHING.format(self._state_dir), stacklevel=3)
+
         def save(session: TrainingSession) -> SaveResponse:
+            session.check_finite("save")
             save_session(folder, self._info, session, with_optimizer)
             return SaveResponse(str(folder))
 
         return self._submit(save)
 
     def _folder(self, name: str, *parents: str) -> Path:
-        if self._vanishing:
-            warnings.warn(VANISHING.format(self._state_dir), stacklevel=3)
-
         parts = PurePosixPath(name).parts
-            session.check_finite("save")
         if not parts or parts[0] in ("/", SAMPLER_FOLDER) or ".." in parts:
             raise ConfigError(
                 f"save name {name!r} must be a relative path without '..' that does not begin with {SAMPLER_FOLDER!r}"

@@ -132,7 +132,6 @@ def read_weights(folder: Path, weights: TrainableWeights) -> Mapping[str, torch.
     return tensors
 
 
-def _optimizer_tensors(session: TrainingSession) -> dict[str, torch.Tensor]:
 def _load_tensors(file: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(file)
@@ -140,6 +139,7 @@ def _load_tensors(file: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"saved weights {file.parent}: {file.name} is damaged or missing ({error})") from error
 
 
+def _optimizer_tensors(session: TrainingSession) -> dict[str, torch.Tensor]:
     tensors = {"step": torch.zeros(())}
     for name, parameter in session.weights.parameters.items():
         state = session.optimizer.state.get(parameter)
@@ -165,9 +165,9 @@ def _written_atomically(folder: Path) -> Iterator[Path]:
     """
     scratch = None
     try:
-        yield scratch
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        yield scratch
         if folder.exists():
             retired = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
             folder.rename(retired / folder.name)
@@ -175,8 +175,8 @@ def _written_atomically(folder: Path) -> Iterator[Path]:
             shutil.rmtree(retired)
         else:
             scratch.rename(folder)
-    finally:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: cannot be saved ({error}); an earlier save of this name stays") from error
+    finally:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)

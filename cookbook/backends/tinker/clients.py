@@ -146,6 +146,7 @@ class TinkerTrainingClient:
 
     def optim_step(self, adam_params: AdamParams) -> APIFuture[OptimStepResponse]:
         """One AdamW step on the accumulated gradient, then clear it."""
+        adam_params.check()
         client, params = self._open(), self._types.AdamParams(**vars(adam_params))
         return self._calls.call(
             lambda: client.optim_step(params), lambda response: OptimStepResponse(dict(response.metrics or {}))
@@ -161,7 +162,6 @@ class TinkerTrainingClient:
     def load_state(self, path: str) -> APIFuture[None]:
         """Load weights and reset the optimizer."""
         client = self._open()
-        adam_params.check()
         return self._load(lambda: client.load_state(path))
 
     def load_state_with_optimizer(self, path: str) -> APIFuture[None]:
