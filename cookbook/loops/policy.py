@@ -199,7 +199,7 @@ def run(config: RunConfig, components: Components, make_algorithm: AlgorithmMake
             # 6. Record and save.
             metrics["time/step"] = total.lap()
             run.tracker.log(step, metrics)
-            _warn_if_stuck(run, metrics, taught=bool(data))
+            _warn(run, metrics, rollouts, taught=bool(data))
             run.step_done(step + 1)
 
         # 7. Evaluate after training, on the same held-out problems as before.
@@ -255,6 +255,7 @@ def _evaluate(run: Run, dataset: PromptDataset, step: int, sampler: SamplingClie
     run.record_evaluation(step, evaluation.metrics)
     if evaluation.metrics["reward/error"] == 1:
         _stop_if_grading_fails(run, step, rollouts)
+    _warn_of_grading_failures(run, rollouts)
 
 
 def _stop_if_grading_fails(run: Run, step: int, rollouts: Rollouts) -> None:
@@ -270,8 +271,18 @@ def _stop_if_grading_fails(run: Run, step: int, rollouts: Rollouts) -> None:
         )
 
 
-def _warn_if_stuck(run: Run, metrics: Metrics, taught: bool) -> None:
-    """Say so when a step could not teach anything, or nearly every completion was cut off."""
+def _warn_of_grading_failures(run: Run, rollouts: Rollouts) -> None:
+    failed = sum(trajectory.status == "error" for trajectory in rollouts.trajectories)
+    if failed:
+        reason = grading_failures(rollouts.trajectories)[1]
+        run.tracker.say(
+            f"warning: {failed} of {len(rollouts.trajectories)} completions could not be graded; the first: {reason}"
+        )
+
+
+def _warn(run: Run, metrics: Metrics, rollouts: Rollouts, taught: bool) -> None:
+    """Say so when completions could not be graded or were cut off, or when a step could not teach anything."""
+    _warn_of_grading_failures(run, rollouts)
     if metrics.get("reward/std") == 0:
         run.tracker.say("warning: all rewards of this step are the same; is the task too easy or too hard?")
     elif not taught:

@@ -91,6 +91,7 @@ def test_a_grader_that_recovers_leaves_no_trace(fault):
 
 
 def test_a_grader_that_stays_down_gives_an_error_without_a_value(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
     reward = Scripted(RewardError("one"), RewardError("sandbox\ndown"), 1.0)
     result = score(reward, COMPLETION, EXAMPLE, retries=1, backoff_s=0)
     assert result == RewardResult(0.0, "error", {}, {"error": "sandbox down"})

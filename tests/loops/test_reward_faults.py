@@ -48,6 +48,9 @@ def test_a_fault_on_one_sample_is_its_error_and_the_run_goes_on(tmp_path, fault,
     assert errors and all(0 < share < 0.2 for share in errors)
     failed = [record for record in rollouts(run_dir) if record["status"] == "error"]
     assert failed and all(reason in record["details"]["error"] and record["reward"] == 0 for record in failed)
+    console = (run_dir / "console.log").read_text()
+    lines = [line for line in console.splitlines() if "completions could not be graded; the first: " in line]
+    assert lines and reason in lines[0] and len(lines) <= 4  # one a step and evaluation, however many failed
 
 
 @pytest.mark.parametrize("fault", ["exception", "exit"])
