@@ -28,6 +28,7 @@ from cookbook.core.types import (
     SampleResponse,
     SamplingParams,
     SaveResponse,
+    TrainableSummary,
 )
 
 if TYPE_CHECKING:
@@ -111,6 +112,11 @@ class Capabilities:
 class SamplingClient(Protocol):
     """Samples from one fixed set of weights."""
 
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens that a prompt and its completion may have together; None where the service does not say."""
+        ...
+
     def get_tokenizer(self) -> PreTrainedTokenizerBase: ...
 
     def sample(
@@ -131,6 +137,16 @@ class SamplingClient(Protocol):
 
 class TrainingClient(Protocol):
     """One set of trainable weights and its optimizer. A context manager that stops itself."""
+
+    @property
+    def trainable(self) -> TrainableSummary | None:
+        """What is trained; None where the service does not say."""
+        ...
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens that a sequence may have; None where the service does not say."""
+        ...
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase: ...
 

@@ -230,6 +230,29 @@ class OptimStepResponse:
 
 
 @dataclass(frozen=True)
+class TrainableSummary:
+    """How many parameters a session trains.
+
+    `kinds` counts them by kind of layer, such as attention, mlp and experts. `total` counts all parameters of the
+    model, trained or not, an adapter included.
+    """
+
+    kinds: Mapping[str, int]
+    total: int
+
+    @property
+    def trained(self) -> int:
+        return sum(self.kinds.values())
+
+    def as_dict(self) -> dict[str, object]:
+        return {"parameters": self.trained, "of": self.total, "kinds": dict(self.kinds)}
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.kinds.items())
+        return f"{self.trained:,} of {self.total:,} parameters ({self.trained / self.total:.2%}): {kinds}"
+
+
+@dataclass(frozen=True)
 class SaveResponse:
     """The path of a save, which `load_state` or `create_sampling_client` of the same service accepts."""
 

@@ -16,12 +16,17 @@ EOS = 1
 CONTEXT = 192
 
 
-def save_random_model(folder: Path) -> str:
-    """A Llama with grouped-query attention and weights large enough for sharp distributions. Returns the folder."""
+def save_tokenizer(folder: Path) -> int:
+    """A tokenizer of characters. Returns the size of its vocabulary."""
     vocabulary = {"<pad>": 0, "<eos>": EOS} | {chr(code): code - 30 for code in range(32, 127)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(folder)
+    return len(vocabulary)
+
+
+def save_random_model(folder: Path) -> str:
+    """A Llama with grouped-query attention and weights large enough for sharp distributions. Returns the folder."""
     shape = {
         "hidden_size": 48,
         "intermediate_size": 96,
@@ -31,7 +36,7 @@ def save_random_model(folder: Path) -> str:
     }
     special = {"bos_token_id": None, "eos_token_id": EOS, "pad_token_id": 0}
     config = LlamaConfig(
-        vocab_size=len(vocabulary),
+        vocab_size=save_tokenizer(folder),
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         initializer_range=0.25,
@@ -81,6 +86,12 @@ def soft_data() -> list[Datum]:
             del inputs["weights"]
         data.append(Datum(ModelInput.from_ints(generator.integers(2, 97, length).tolist()), inputs))
     return data
+
+
+def trained_weights(client: LocalTrainingClient) -> dict[str, torch.Tensor]:
+    """The trained parameters, by name."""
+    assert client._session is not None
+    return {name: values.detach().clone() for name, values in client._session.weights.parameters.items()}
 
 
 def accumulated_gradient(client: LocalTrainingClient) -> dict[str, torch.Tensor]:

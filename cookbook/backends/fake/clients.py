@@ -46,6 +46,7 @@ from cookbook.core.types import (
     SampleResponse,
     SamplingParams,
     SaveResponse,
+    TrainableSummary,
     check_soft_targets,
 )
 
@@ -169,6 +170,11 @@ class FakeTrainingClient:
         self._weights = weights
         self._lock = threading.RLock()
         self._stopped = False
+
+    @property
+    def trainable(self) -> TrainableSummary:
+        """All of the model is trained: one table of logits."""
+        return TrainableSummary({"table": self._weights.table.size}, self._weights.table.size)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return build_tokenizer()

@@ -15,6 +15,7 @@ from cookbook.backends.local.model import BaseModel
 from cookbook.backends.local.prompt_logprobs import LogprobRequest
 from cookbook.backends.local.sampling import SampleRequest
 from cookbook.backends.local.state import SessionInfo, load_session, save_session
+from cookbook.backends.local.summary import summarize
 from cookbook.backends.local.training import TrainingSession
 from cookbook.backends.local.weights import PinnedWeights
 from cookbook.core.clients import APIFuture, CustomLoss, LossConfig
@@ -29,6 +30,7 @@ from cookbook.core.types import (
     SampleResponse,
     SamplingParams,
     SaveResponse,
+    TrainableSummary,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +52,11 @@ class LocalSamplingClient:
         self._engine = engine
         self._base = base
         self._pinned = pinned
+
+    @property
+    def context_length(self) -> int:
+        """The base model's."""
+        return self._base.context_length
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The base model's tokenizer."""
@@ -112,7 +119,7 @@ class LocalSamplingClient:
         if prompt.length + max_tokens > base.context_length:
             return (
                 f"the prompt's {prompt.length} tokens and max_tokens {max_tokens} exceed the context of {base.name!r}, "
-                f"{base.context_length}; shorten the prompt or lower max_tokens to "
+                f"{base.context_length}{base.context_note}; shorten the prompt or lower max_tokens to "
                 f"{max(0, base.context_length - prompt.length)}"
             )
         return None

@@ -5,18 +5,26 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
+from transformers.utils.quantization_config import Mxfp4Config
 
 from cookbook.backends.base_models import base_model_source, load_failure
 from cookbook.core.errors import BackendError, ConfigError
+from cookbook.core.turns import end_of_turn_tokens, set_generation_eos
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,7 +32,6 @@ if TYPE_CHECKING:
 _LOGIT_ELEMENTS = 1 << 24
 """Logits are computed in chunks of at most this many (64 MiB in float32)."""
 
-from cookbook.core.turns import end_of_turn_tokens, set_generation_eos
 
 @dataclass(frozen=True, eq=False)
 class BaseModel:
@@ -39,6 +46,8 @@ class BaseModel:
     tokenizer: PreTrainedTokenizerBase
     engine_tokenizer: PreTrainedTokenizerBase
     context_length: int
+    context_note: str
+    """Why the context is shorter than that of the model, in brackets, or empty."""
     vocabulary_size: int
     eos_token_ids: frozenset[int]
 
@@ -91,7 +100,10 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         source = base_model_source(name)
         try:
             tokenizer = AutoTokenizer.from_pretrained(source)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+            config = AutoConfig.from_pretrained(source)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source, config=config, dtype=dtype, output_loading_info=True, **_dequantized(config)
+            )
         except Exception as error:  # transformers raises nearly any type for an unloadable folder
             raise load_failure(name, error) from error
     model: PreTrainedModel = loaded[0]
@@ -119,6 +131,30 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
     return base
 
 
+def _dequantized(config: PreTrainedConfig) -> dict[str, Any]:
+    """Arguments with which weights published in MXFP4, such as the experts of gpt-oss, are loaded in the model's dtype:
+    the packed form cannot be trained."""
+    quantization = getattr(config, "quantization_config", None) or {}
+    return {"quantization_config": Mxfp4Config(dequantize=True)} if quantization.get("quant_method") == "mxfp4" else {}
+
+
+def _context(config: PreTrainedConfig) -> tuple[int, str]:
+    """The longest sequence, and a note where it is shorter than what the model was made for.
+
+    With longrope every position of a sequence depends on whether its length exceeds the original context: the result
+    would depend on the rest of the batch, and a sample would change behind itself as it grows.
+    """
+    longest = config.max_position_embeddings
+    schemes = getattr(config, "rope_parameters", None) or {}
+    for scheme in [schemes, *schemes.values()]:
+        if isinstance(scheme, dict) and scheme.get("rope_type") == "longrope":
+            original = scheme["original_max_position_embeddings"]
+            if original < longest:
+                note = f" (of {longest}: beyond {original} its longrope changes all positions, which is not supported)"
+                return original, note
+    return longest, ""
+
+
 def _check_architecture(base: BaseModel) -> None:
     layer_types = set(getattr(base.model.config.get_text_config(), "layer_types", None) or ["full_attention"])
     if not layer_types <= {"full_attention", "sliding_attention"}:
@@ -128,11 +164,11 @@ def _check_architecture(base: BaseModel) -> None:
         )
     probe = torch.tensor([[0, base.vocabulary_size - 1]], device=base.device)
     with torch.inference_mode():
-        ours = output_layer(base.model)(hidden_states(base.model, probe))
+        ours = logits_function(base.model)(hidden_states(base.model, probe))
         if not torch.allclose(ours, base.model(input_ids=probe).logits):
             raise BackendError(
-                f"base model {base.name!r} changes its logits after the output layer; "
-                "the local backend cannot run it exactly"
+                f"base model {base.name!r} changes its logits after the output layer in a way that the local backend "
+                "does not know; choose another model"
             )
 
 
@@ -144,6 +180,26 @@ def output_layer(model: PreTrainedModel) -> nn.Module:
             f"a {type(model).__name__} has no output layer; the local backend runs causal language models"
         )
     return head
+
+
+def logits_function(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function from last hidden states to logits: the output layer, then what the model's configuration says."""
+    head, config = output_layer(model), model.config.get_text_config()
+    divisor = getattr(config, "logits_scaling", None)
+    factor = getattr(config, "logit_scale", None)
+    cap = getattr(config, "final_logit_softcapping", None)
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        values = head(hidden)
+        if divisor is not None:
+            values = values / divisor
+        if factor is not None:
+            values = values * factor
+        if cap is not None:
+            values = torch.tanh(values / cap) * cap
+        return values
+
+    return logits
 
 
 def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
@@ -179,10 +235,10 @@ def token_logprobs(
     `[P]` each one is; the output layer still runs once per position.
     """
     hidden = hidden_states(model, input_ids).flatten(0, 1)[flat_positions]
-    head = output_layer(model)
+    logits_of = logits_function(model)
     chunk = max(1, _LOGIT_ELEMENTS // len(embedding_weight(model)))
     if len(hidden) <= chunk:
-        return _selected_logprobs(head, hidden, targets, temperature, position_of_target)
+        return _selected_logprobs(logits_of, hidden, targets, temperature, position_of_target)
     starts = list(range(0, len(hidden), chunk))
     first_targets = starts
     if position_of_target is not None:
@@ -190,15 +246,19 @@ def token_logprobs(
     parts = []
     for start, first, end in zip(starts, first_targets, [*first_targets[1:], len(targets)], strict=True):
         rows = None if position_of_target is None else position_of_target[first:end] - start
-        arguments = head, hidden[start : start + chunk], targets[first:end], temperature, rows
+        arguments = logits_of, hidden[start : start + chunk], targets[first:end], temperature, rows
         parts.append(checkpoint(_selected_logprobs, *arguments, use_reentrant=False, preserve_rng_state=False))
     return torch.cat(parts)
 
 
 def _selected_logprobs(
-    head: nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, rows: torch.Tensor | None
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    rows: torch.Tensor | None,
 ) -> torch.Tensor:
-    logits = head(hidden).float()
+    logits = logits_of(hidden).float()
     if temperature != 1.0:
         logits = logits / temperature
     if rows is None:

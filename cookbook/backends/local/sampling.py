@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from cookbook.backends.local.kv_cache import BlockCache
-from cookbook.backends.local.model import BaseModel, microbatches, output_layer, right_padded
+from cookbook.backends.local.model import BaseModel, logits_function, microbatches, right_padded
 from cookbook.backends.local.token_sampler import TokenSampler, uniforms
 from cookbook.backends.local.weights import PinnedWeights
 from cookbook.backends.stops import StopStrings
@@ -101,10 +101,10 @@ class _Batch:
         cache, hidden = self._prefill()
         visible = torch.arange(self._longest_prompt + self._most_tokens, device=self._device) >= self._padding[:, None]
         padded = bool(self._padding.any())
-        head = output_layer(self._model)
+        logits = logits_function(self._model)
         decoder = self._model.get_decoder()
         for step in range(self._most_tokens):
-            tokens, logprobs = self._token_sampler.sample(head(hidden).float(), self._uniforms[:, step])
+            tokens, logprobs = self._token_sampler.sample(logits(hidden).float(), self._uniforms[:, step])
             self._take(step, tokens.cpu().numpy(), logprobs.cpu().numpy())
             unfinished = int(self._unfinished.sum())
             if unfinished == 0:
@@ -120,7 +120,8 @@ class _Batch:
                     kept,
                 )
             mask = visible[:, : cache.length + 1] if padded else None
-            positions = cache.length - self._padding[:, None]
+            # A finished row stays until the next compaction; it must not run past the context.
+            positions = (cache.length - self._padding[:, None]).clamp(max=self._base.context_length - 1)
             output = decoder(
                 input_ids=tokens[:, None], attention_mask=mask, position_ids=positions, cache=cache, use_cache=True
             )

@@ -14,18 +14,13 @@ import torch
 from cookbook.backends.base_models import BUNDLED_MODELS
 from cookbook.backends.local.clients import LocalEngine, LocalSamplingClient, LocalTrainingClient
 from cookbook.backends.local.engine import Engine
+from cookbook.backends.local.lora import LoraWeights, merged_adapter
 from cookbook.backends.local.model import BaseModel, choose_device, choose_dtype, load_base_model
 from cookbook.backends.local.prompt_logprobs import LogprobRequest, prompt_logprobs, topk_prompt_logprobs
 from cookbook.backends.local.sampling import SampleRequest, draw_completions
 from cookbook.backends.local.state import SessionInfo, read_info, read_weights
 from cookbook.backends.local.training import CriticSession, TrainingSession
-from cookbook.backends.local.weights import (
-    FullWeights,
-    LoraWeights,
-    PinnedWeights,
-    TrainableWeights,
-    merged_adapter,
-)
+from cookbook.backends.local.weights import FullWeights, PinnedWeights, TrainableWeights
 from cookbook.core.clients import Capabilities
 from cookbook.core.errors import ConfigError
 from cookbook.core.types import Role

@@ -21,9 +21,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from cookbook.backends.local.lora import LoraWeights
 from cookbook.backends.local.model import load_base_model, quiet_transformers
 from cookbook.backends.local.training import TrainingSession
-from cookbook.backends.local.weights import VALUE_HEAD, LoraWeights, TrainableWeights
+from cookbook.backends.local.weights import VALUE_HEAD, FullWeights, TrainableWeights
 from cookbook.core.errors import CheckpointError
 
 

@@ -193,6 +193,7 @@ class TrainingSession:
         for parameter, values in zip(self._parameters, gradient, strict=True):
             parameter.grad = values
         self.optimizer.step()
+        self.weights.publish()
         self.optimizer.zero_grad(set_to_none=True)
         self.check_finite("optim_step")
         return OptimStepResponse({"grad_norm": norm, "skipped_steps": 0.0})
@@ -323,7 +324,7 @@ def _check_tokens(data: Sequence[Datum], base: BaseModel) -> None:
         if datum.model_input.length > base.context_length:
             raise DataError(
                 f"datum {index}: model_input has {datum.model_input.length} tokens; "
-                f"the context of {base.name!r} is {base.context_length}"
+                f"the context of {base.name!r} is {base.context_length}{base.context_note}"
             )
         targets = datum.loss_fn_inputs["target_tokens"]
         lowest = min(min(datum.model_input.tokens), int(targets.min()))

@@ -9,19 +9,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from peft import LoraConfig, get_peft_model
-from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
 from transformers import PreTrainedModel
 
-from cookbook.backends.local.model import BaseModel, embedding_weight, quiet_transformers
-
-_ADAPTER = "default"
+from cookbook.backends.local.model import BaseModel, embedding_weight
 
 VALUE_HEAD = "value_head"
 """The prefix of the names of a critic's own parameters."""
@@ -66,42 +61,56 @@ class TrainableWeights:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[name])
+        self.publish()
 
-
-class LoraWeights(TrainableWeights):
-    """A LoRA adapter (Hu et al. 2021, arXiv:2106.09685) on every linear layer but the output layer, kept in float32."""
-
-    def __init__(self, base: BaseModel, rank: int, alpha: float, seed: int) -> None:
-        config = LoraConfig(
-            r=rank,
-            lora_alpha=int(alpha) if float(alpha).is_integer() else alpha,  # pyright: ignore[reportArgumentType] - any number scales
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-            base_model_name_or_path=base.name,
-        )
-        # Created on the meta device, so that peft's own initialisation draws nothing from the global generator.
-        with quiet_transformers():
-            peft_model = get_peft_model(_tree_over_same_tensors(base.model), config, _ADAPTER, low_cpu_mem_usage=True)
-        generator = torch.Generator().manual_seed(seed)
-        parameters = {}
-        for layer_name, layer in peft_model.named_modules():
-            if isinstance(layer, LoraLinear):
-                for part in ("lora_A", "lora_B"):
-                    linear = getattr(layer, part)[_ADAPTER]
-                    linear.weight = nn.Parameter(_initial(part, linear.weight.shape, generator).to(base.device))
-                    parameters[f"{layer_name}.{part}.weight"] = linear.weight
-        self.config = config
-        model = peft_model.get_base_model()
-        assert isinstance(model, PreTrainedModel)
-        super().__init__(base, model, parameters)
+    def publish(self) -> None:
+        """Bring the model up to date after the parameters have changed."""
 
 
 class FullWeights(TrainableWeights):
-    """A float32 copy of every weight of the base model."""
+    """Every weight of the base model, in float32.
+
+    The model computes in the base model's dtype, with rounded copies of these weights where that is not float32: so a
+    new session computes exactly what its base model does, and small updates are not lost.
+    """
 
     def __init__(self, base: BaseModel) -> None:
-        model = copy.deepcopy(base.model).float().requires_grad_(True)
-        super().__init__(base, model, dict(model.named_parameters()))
+        model = copy.deepcopy(base.model).requires_grad_(True)
+        self._rounded: list[tuple[nn.Parameter, nn.Parameter]] = []
+        parameters = {}
+        for name, parameter in model.named_parameters():
+            parameters[name] = parameter
+            if parameter.dtype != torch.float32:
+                parameters[name] = nn.Parameter(parameter.detach().float())
+                parameter.register_post_accumulate_grad_hook(_moves_gradient_to(parameters[name]))
+                self._rounded.append((parameter, parameters[name]))
+        super().__init__(base, model, parameters)
+
+    def publish(self) -> None:
+        with torch.no_grad():
+            for rounded, parameter in self._rounded:
+                rounded.copy_(parameter)
+
+    def pin(self) -> PinnedWeights:
+        values = [(parameter, parameter.detach().clone()) for parameter in self.model.parameters()]
+        return PinnedWeights(self.base, self.model, values)
+
+    def unrounded(self) -> contextlib.AbstractContextManager[PreTrainedModel]:
+        """The model with the float32 weights in it, to save it."""
+        values = [(rounded, parameter.data) for rounded, parameter in self._rounded]
+        return PinnedWeights(self.base, self.model, values).applied()
+
+
+def _moves_gradient_to(target: nn.Parameter) -> Callable[[torch.Tensor], None]:
+    """A hook that adds the gradient of a rounded copy to that of its float32 weight, so that sums are in float32."""
+
+    def move(rounded: torch.Tensor) -> None:
+        assert rounded.grad is not None
+        gradient = rounded.grad.float()
+        target.grad = gradient if target.grad is None else target.grad + gradient
+        rounded.grad = None
+
+    return move
 
 
 class ValueHead:
@@ -122,33 +131,6 @@ class ValueHead:
         return hidden.float() @ self.weight + self.bias
 
 
-def merged_adapter(pinned: PinnedWeights) -> PinnedWeights:
-    """Merge an adapter into the base weights, W + scale * B A, so that the plain model runs.
-
-    Weights without an adapter are returned unchanged.
-
-    Meant for float32. In bfloat16 the sum of a weight and a small update rounds to the weight, and the update is lost.
-    """
-    with torch.no_grad(), pinned.applied() as model:
-        layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
-        if not layers:
-            return pinned
-        values = []
-        for layer in layers:
-            weight = layer.get_base_layer().weight
-            assert isinstance(weight, nn.Parameter)
-            values.append((weight, weight + layer.get_delta_weight(_ADAPTER)))
-    return PinnedWeights(pinned.base, pinned.base.model, values)
-
-
-def _tree_over_same_tensors(model: PreTrainedModel) -> PreTrainedModel:
+def tree_over_same_tensors(model: PreTrainedModel) -> PreTrainedModel:
     """A new tree of modules over the same tensors as `model`."""
     return copy.deepcopy(model, {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())})
-
-
-def _initial(part: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """peft's initial values: A uniform in +-1/sqrt(inputs), which is kaiming_uniform with a = sqrt(5); B zero."""
-    if part == "lora_B":
-        return torch.zeros(shape)
-    bound = 1 / math.sqrt(shape[1])
-    return torch.empty(shape).uniform_(-bound, bound, generator=generator)

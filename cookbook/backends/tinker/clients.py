@@ -109,6 +109,11 @@ class TinkerTrainingClient:
         self._role: Role = role
         self._load_tokenizers = load_tokenizers
 
+    @property
+    def trainable(self) -> None:
+        """Not told by the service."""
+        return None
+
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The base model's tokenizer."""
         self._open()
