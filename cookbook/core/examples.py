@@ -8,7 +8,8 @@ from typing import Any, NotRequired, TypedDict
 
 
 class Message(TypedDict):
-    """One chat message in the OpenAI chat format. A tool's result has the role "tool"."""
+    """One chat message in the OpenAI chat format. A tool's result has the role "tool". An assistant's message of
+    `weight` 0 is context: it is not trained on."""
 
     role: str
     content: str
@@ -16,6 +17,7 @@ class Message(TypedDict):
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
     reasoning_content: NotRequired[str]
+    weight: NotRequired[int]
 
 
 @dataclass(frozen=True)
@@ -36,20 +38,22 @@ class Conversation:
 class Example:
     """One problem of a dataset.
 
-    `id` is stable across runs; `answer` is what a reward compares with (for GSM8K the gold number as text).
+    `id` is stable across runs; `answer` is what a reward compares with (for GSM8K the gold number as text); `source` is
+    as that of a `Conversation`.
     """
 
     id: str
     messages: tuple[Message, ...]
     answer: str
     extra: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True)
 class PreferencePair:
     """Two completions of one prompt, `chosen` better than `rejected`; each begins and ends with an assistant's message.
 
-    `id` and `source` are as those of a `Conversation`.
+    `id`, `source` and `tools` are as those of a `Conversation`.
     """
 
     id: str
@@ -57,6 +61,7 @@ class PreferencePair:
     chosen: tuple[Message, ...]
     rejected: tuple[Message, ...]
     source: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,3 +73,4 @@ class LabelledCompletion:
     completion: tuple[Message, ...]
     desirable: bool
     source: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()

@@ -172,7 +172,7 @@ def read_parquet(file: Path) -> Iterator[Row]:
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{file}: not a readable Parquet file: {str(error).splitlines()[0]}") from error
     for number, row in enumerate(table.to_pylist(), start=1):
-        yield f"{file} row {number}", row
+        yield f"{file} row {number}", without_padding(row)
 
 
 def _is_saved_dataset(folder: Path) -> bool:
@@ -189,7 +189,7 @@ def read_saved(folder: Path) -> Iterator[Row]:
         cause = " ".join(str(error).split())[:200]
         raise DataError(f"{folder}: not a readable saved dataset: {type(error).__name__}: {cause}") from error
     for number, row in enumerate(dataset, start=1):
-        yield f"{folder} row {number}", dict(row)
+        yield f"{folder} row {number}", without_padding(dict(row))
 
 
 def read_hub(hub_id: str, hub_config: str | None, split: str) -> Iterator[Row]:
@@ -211,4 +211,18 @@ def read_hub(hub_id: str, hub_config: str | None, split: str) -> Iterator[Row]:
             "check the network and dataset.hub_id, or set dataset.path to a local copy"
         ) from error
     for number, row in enumerate(dataset, start=1):
-        yield f"{hub_id} {split} row {number}", dict(row)
+        yield f"{hub_id} {split} row {number}", without_padding(dict(row))
+
+
+def without_padding(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row of an Arrow table without the nulls inside its columns.
+
+    Arrow gives every object in a column the fields of all others and fills them with null: the field is missing.
+    """
+    return {column: _unpadded(value) for column, value in row.items()}
+
+
+def _unpadded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _unpadded(inner) for key, inner in value.items() if inner is not None}
+    return [_unpadded(inner) for inner in value] if isinstance(value, list) else value

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
 
 import numpy as np
 
 from cookbook.core.errors import DataError
-
-T = TypeVar("T")
 
 
 def order_index(position: int, length: int, seed: int) -> int:
@@ -30,17 +29,49 @@ def order_index(position: int, length: int, seed: int) -> int:
     return int(_permutation(length, seed, epoch)[offset])
 
 
-def batch_at(examples: Sequence[T], step: int, count: int, seed: int) -> list[T]:
-    """The `count` examples of step `step` (from 0), in the order of `order_index`.
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a run over the rows that it can use.
+
+    Every epoch goes through all of them once, in the order of `order_index` without the rows that are left out. The
+    last batch of an epoch has what is left, so no batch reaches from one epoch into the next.
+
+    Args:
+        length: the number of rows of the split, those that are left out included.
+        left_out: the indices of the rows that cannot be used.
+        batch_size: rows of a batch.
+        seed: the run's.
 
     Raises:
-        DataError: as `order_index`.
+        DataError: no row is left.
     """
-    return [
-        examples[order_index(position, len(examples), seed)] for position in range(step * count, (step + 1) * count)
-    ]
+
+    length: int
+    left_out: Collection[int]
+    batch_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.rows_per_epoch < 1:
+            raise DataError("the dataset has no row that can be used")
+
+    @property
+    def rows_per_epoch(self) -> int:
+        return self.length - len(self.left_out)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(self.rows_per_epoch / self.batch_size)
+
+    def at(self, step: int) -> list[int]:
+        """The indices of the rows of step `step` (from 0)."""
+        epoch, number = divmod(step, self.steps_per_epoch)
+        order = _permutation(self.length, self.seed, epoch)
+        if self.left_out:
+            order = order[np.isin(order, list(self.left_out), invert=True)]
+        return order[number * self.batch_size : (number + 1) * self.batch_size].tolist()
 
 
-@lru_cache(maxsize=2)  # a batch may reach from one epoch into the next
+@lru_cache(maxsize=2)  # a step of policy training may reach from one epoch into the next
 def _permutation(length: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(length)

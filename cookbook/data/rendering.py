@@ -106,7 +106,7 @@ class Renderer:
 
         Raises:
             DataError: the conversation does not end with an assistant turn, or the format refuses it or does not write
-                its tools, its tool calls or the reasoning of a turn that is trained on.
+                its tool calls or the reasoning of a turn that is trained on. `writes_tools` tells about `tools`.
             ConfigError: the format does not show which tokens are the assistant's: a chat template without an end of
                 turn, or one that rewrites earlier turns.
         """
@@ -117,8 +117,7 @@ class Renderer:
         turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if train_on != "all_assistant":
             turns = turns[-1:]
-        context = [turn for turn in turns if messages[turn].get("weight") == 0]
-        turns = [turn for turn in turns if turn not in context]
+        turns = [turn for turn in turns if messages[turn].get("weight") != 0]
         specs = [dict(tool) for tool in tools] if tools else None
         self._check_all_is_written(messages, turns, specs)
         render = self._supervised_by_template if self._by_template else self._supervised_by_renderer
@@ -131,32 +130,34 @@ class Renderer:
         tokens, left_out = render(messages, context, specs)
         return tokens, [index > 0 and not out for index, out in enumerate(left_out)]
 
+    def writes_tools(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the specifications of tools are in the text of a conversation.
+
+        Raises:
+            DataError: the format refuses the conversation.
+        """
+        return self._written(messages, [dict(tool) for tool in tools]) != self._written(messages, None)
+
+    def _written(self, messages: Sequence[Message], tools: list[Any] | None) -> object:
+        """What the format makes of a conversation, to compare."""
+        by_template = self._by_template
+        return self._template_text(messages, tools) if by_template else self._rendered(messages, tools).token_ids
+
     def _check_all_is_written(self, messages: Sequence[Message], turns: Sequence[int], tools: list[Any] | None) -> None:
-        """Raises DataError unless the format writes the tools, the tool calls and the reasoning of the given turns."""
-
-        def written(messages: Sequence[Message], tools: list[Any] | None) -> object:
-            if self._by_template:
-                return self._template_text(messages, tools)
-            return self._rendered(messages, tools).token_ids
-
+        """Raises DataError unless the format writes the tool calls and the reasoning of the given turns."""
         thinking = [turn for turn in turns if messages[turn].get("reasoning_content")]
         calling = any("tool_calls" in message for message in messages)
-        if not (thinking or calling or tools):
+        if not (thinking or calling):
             return
-        whole = written(messages, tools)
-        if calling and written(_with_other_calls(messages), tools) == whole:
+        whole = self._written(messages, tools)
+        if calling and self._written(_with_other_calls(messages), tools) == whole:
             raise DataError(
                 f"the {self._format} does not write tool calls: remove such conversations, or use another model"
             )
-        if tools and written(messages, None) == whole:
-            raise DataError(
-                f"the {self._format} does not write the tools that a conversation may call: remove the column tools, "
-                "or use another model"
-            )
         for turn in thinking:
-            silent = [*messages]
-            silent[turn] = cast(Message, {key: messages[turn][key] for key in messages[turn] if key != "reasoning_content"})
-            if written(silent, tools) == whole:
+            others = [*messages]
+            others[turn] = {**messages[turn], "reasoning_content": f"{messages[turn].get('reasoning_content')}."}
+            if self._written(others, tools) == whole:
                 raise DataError(
                     f"the {self._format} does not write the reasoning of message {turn}: remove reasoning_content, use "
                     "loop.train_on=last_assistant, or use another model"

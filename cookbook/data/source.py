@@ -91,8 +91,8 @@ class RowDataset(ABC, Generic[T]):
     def local(self) -> Path | None:
         return None if self.path is None else Path(self.path).expanduser()
 
-    def items(self, rows: Iterable[Row]) -> Iterator[Numbered[T]]:
-        """The items of the good rows, one by one. Bad rows are counted, or stop the reading."""
+    def items(self, rows: Iterable[Row], split: str = "train") -> Iterator[Numbered[T]]:
+        """The items of the good rows, one by one. Bad rows are counted as rows of `split`, or stop the reading."""
         for index, (where, row) in enumerate(rows):
             place = self._short(where)
             try:
@@ -102,12 +102,12 @@ class RowDataset(ABC, Generic[T]):
             except BadRow as error:
                 if self.on_bad_row == "fail":
                     raise DataError(f"{where}: {error}; fix the row, or set dataset.on_bad_row=skip") from error
-                self.bad_rows.add(error.problem, place)
+                self.bad_rows.add(error, place, split)
                 continue
             if item is None:
                 self.left_out += 1
             else:
-                yield index, item
+                yield index, item if item.source else replace(item, source=place)
 
     def take(self, split: str, items: Iterable[Numbered[T]], size: int | None) -> list[T]:
         """The first `size` items, with their ids. No further row is read.
@@ -183,7 +183,7 @@ class Source(RowDataset[T]):
                 raise DataError("dataset.test_split=null: name the split of the separate evaluation set")
         elif self.test_split is None or train.has_no_splits:
             return hold_out(self.items(train.read(self.train_split)), self.test_fraction)
-        return self.items(train.read(self.train_split)), self.items(test.read(self.test_split or ""))
+        return self.items(train.read(self.train_split)), self.items(test.read(self.test_split or ""), "test")
 
     def _short(self, where: str) -> str:
         place = super()._short(where)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from cookbook.core.clients import APIFuture, CustomLoss, ServiceClient, TrainingClient
 from cookbook.core.types import Datum, ForwardBackwardOutput
 from cookbook.tracking import Logger
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -20,11 +17,6 @@ class CommonComponents:
 
     service: ServiceClient
     logger: Logger
-
-
-def held_out(examples: Sequence[T], limit: int) -> list[T]:
-    """The first `limit` examples; all of them where there are fewer."""
-    return [examples[index] for index in range(min(limit, len(examples)))]
 
 
 def forward_backward_custom(

@@ -22,8 +22,9 @@ from cookbook.core.types import Datum, SamplingParams
 from cookbook.data.curriculum import CurriculumMaker
 from cookbook.data.kinds import PromptDataset
 from cookbook.envs.base import EnvFactory, EnvMaker
-from cookbook.loops.common import CommonComponents, Stopwatch, held_out
+from cookbook.loops.common import CommonComponents, Stopwatch
 from cookbook.loops.config import LoopConfig, RunConfig, require, require_at_least, require_choice
+from cookbook.loops.prompts import Prompts
 from cookbook.loops.run import Run, open_run
 from cookbook.loops.updates import apply_truncated_importance, mismatch_without_training, recompute_old_logprobs
 from cookbook.losses.spec import BuiltinLoss
@@ -152,13 +153,14 @@ def run(config: RunConfig, components: Components, make_algorithm: AlgorithmMake
         BudgetExceeded: the run reached `budget`; a checkpoint is saved.
     """
     loop: PolicyConfig = config.loop
-    dataset = components.dataset
-    curriculum = components.curriculum(dataset.train, config.seed)
 
-    with open_run(config, components, dataset, loop.steps, curriculum=curriculum) as run:
+    with open_run(config, components, components.dataset, loop.steps) as run:
         algorithm = make_algorithm(run, components)
         reward = TimeLimited(components.reward, loop.reward_timeout_s) if loop.reward_timeout_s else components.reward
         make_env = partial(components.env, renderer=run.renderer, reward=reward, reward_retries=loop.reward_retries)
+        prompts = Prompts(run, components.dataset, make_env, reward)
+        curriculum = components.curriculum(prompts.train, config.seed)
+        run.use_curriculum(curriculum)
         sampler = run.policy.save_weights_and_get_sampling_client()
 
         for step in range(run.next_step, loop.steps):
@@ -167,11 +169,11 @@ def run(config: RunConfig, components: Components, make_algorithm: AlgorithmMake
 
             # 1. Evaluate: held-out accuracy, before the first step and every `eval.every` steps.
             if run.evaluation_due(step):
-                _evaluate(run, dataset, step, sampler, make_env)
+                _evaluate(run, prompts, step, sampler, make_env)
                 metrics["time/eval"] = lap.lap()
 
             # 2. Choose problems, sample a group of completions for each, and grade every completion as it arrives.
-            groups, rollouts = _sample_groups(run, dataset, sampler, make_env, step)
+            groups, rollouts = _sample_groups(run, prompts, sampler, make_env, step)
             metrics |= rollout_metrics(rollouts.trajectories) | curriculum.metrics()
             metrics |= {"time/sample": rollouts.sample_s, "time/reward_wait": rollouts.reward_wait_s}
             metrics |= {"tokens/prefill": rollouts.num_prefill_tokens, "tokens/sampled": rollouts.num_sampled_tokens}
@@ -203,12 +205,12 @@ def run(config: RunConfig, components: Components, make_algorithm: AlgorithmMake
             run.step_done(step + 1)
 
         # 7. Evaluate after training, on the same held-out problems as before.
-        _evaluate(run, dataset, loop.steps, sampler, make_env)
+        _evaluate(run, prompts, loop.steps, sampler, make_env)
         return run.objective
 
 
 def _sample_groups(
-    run: Run, dataset: PromptDataset, sampler: SamplingClient, make_env: EnvFactory, step: int
+    run: Run, prompts: Prompts, sampler: SamplingClient, make_env: EnvFactory, step: int
 ) -> tuple[list[TrajectoryGroup], Rollouts]:
     """The groups to train on, and all that was sampled to get them.
 
@@ -225,8 +227,8 @@ def _sample_groups(
         groups = [group for group in groups if has_signal(group.graded_rewards)]
         if len(groups) == loop.groups_per_batch:
             break
-        indices = curriculum.choose(loop.groups_per_batch - len(groups))
-        examples = [dataset.train[index] for index in indices]
+        indices = prompts.draw(curriculum, loop.groups_per_batch - len(groups))
+        examples = [prompts.train[index] for index in indices]
         seed_path = (run.config.seed, "rollout", step, *(("refill", number) if number else ()))
         rollouts = collect(
             sampler, examples, make_env, loop.group_size, loop.sampling_params, seed_path, run.tracker.say
@@ -239,17 +241,16 @@ def _sample_groups(
     return groups, merge_rounds(rounds)
 
 
-def _evaluate(run: Run, dataset: PromptDataset, step: int, sampler: SamplingClient, make_env: EnvFactory) -> None:
+def _evaluate(run: Run, prompts: Prompts, step: int, sampler: SamplingClient, make_env: EnvFactory) -> None:
     """Grade one completion of each of the first `eval.examples` held-out problems.
 
     Some grading failures make an evaluation less precise, which is recorded. If nothing could be graded, the run stops.
     """
     settings, loop = run.config.eval, run.config.loop
-    examples = held_out(dataset.test, settings.examples)
-    if not examples:
+    if not prompts.test:
         return
     params = SamplingParams(max_tokens=settings.max_tokens or loop.max_tokens, temperature=settings.temperature)
-    evaluation = evaluate_reward(sampler, examples, make_env, params, run.config.seed, run.tracker.say)
+    evaluation = evaluate_reward(sampler, prompts.test, make_env, params, run.config.seed, run.tracker.say)
     rollouts = evaluation.rollouts
     run.ledger.add(prefill=rollouts.num_prefill_tokens, sampled=rollouts.num_sampled_tokens)
     run.record_evaluation(step, evaluation.metrics)

@@ -7,19 +7,21 @@ Losses without a reference never compute it. The loop is `cookbook.loops.supervi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import numpy as np
 
 from cookbook.core.clients import APIFuture
-from cookbook.core.datums import Truncation, only_inputs, supervised_datum, with_inputs
+from cookbook.core.datums import only_inputs, with_inputs
 from cookbook.core.errors import ConfigError
-from cookbook.core.examples import LabelledCompletion, Message, PreferencePair
+from cookbook.core.examples import LabelledCompletion, PreferencePair
 from cookbook.core.kinds import Kinds
 from cookbook.core.rollouts import Metrics
 from cookbook.core.types import Datum, ForwardBackwardOutput
+from cookbook.data.bad_rows import BadRow
 from cookbook.data.kinds import LabelledDataset, PreferenceDataset
 from cookbook.data.preference.labelled import mismatched
 from cookbook.loops import supervised
@@ -68,23 +70,19 @@ class _PreferenceTask:
 
     def __init__(self, run: Run, loss: PreferenceLoss) -> None:
         self._run, self._loss = run, loss
-        self._loop: PreferenceConfig = run.config.loop
+        self.rows = supervised.Rows(run, "last_assistant")
         self._reference = None
         if loss.needs_reference:
             file = Path(run.config.run_dir) / REFERENCE_FILE
             self._reference = ReferenceLogprobs(reference_sampler(run.config, run.service), file)
 
     def _with_reference(self, data: list[Datum]) -> list[Datum]:
-        return self._reference(data) if self._reference is not None and data else data
-
-    def _completion(self, prompt: Sequence[Message], completion: Sequence[Message]) -> Datum | None:
-        tokens, loss_mask = self._run.renderer.supervised([*prompt, *completion], "last_assistant")
-        return supervised_datum(tokens, loss_mask, self._loop.max_length, cast(Truncation, self._loop.truncation))
+        return self._reference(data) if self._reference is not None else data
 
     def gradient(self, data: list[Datum]) -> APIFuture[ForwardBackwardOutput]:
         return forward_backward_custom(self._run.policy, self._run.service, data, self._loss)
 
-    def metrics(self, rows: Sequence[object], data: Sequence[Datum], output: ForwardBackwardOutput) -> Metrics:
+    def metrics(self, output: ForwardBackwardOutput) -> Metrics:
         return supervised.custom_metrics(output)
 
     def evaluate(self, data: Sequence[Datum]) -> Metrics:
@@ -98,28 +96,41 @@ class _PreferenceTask:
 class Pairs(_PreferenceTask):
     """DPO and its family: chosen and rejected in turn, each weighing 1 / (number of pairs): the loss is a mean."""
 
-    def datums(self, rows: Sequence[PreferencePair]) -> list[Datum]:
-        """A pair of which either side does not fit is left out."""
-        pairs = []
-        for row in rows:
-            chosen, rejected = self._completion(row.prompt, row.chosen), self._completion(row.prompt, row.rejected)
-            if chosen is not None and rejected is not None:
-                pairs.append((chosen, rejected))
-        return self._with_reference([_weighted(datum, 1 / len(pairs)) for pair in pairs for datum in pair])
+    def render(self, row: PreferencePair) -> tuple[Datum, Datum]:
+        """Both sides. A pair is left out whole, also where truncation leaves nothing that tells them apart."""
+        chosen, chosen_cut = self.rows.datum(row, [*row.prompt, *row.chosen])
+        rejected, rejected_cut = self.rows.datum(row, [*row.prompt, *row.rejected])
+        if (chosen_cut or rejected_cut) and np.array_equal(_trained(chosen), _trained(rejected)):
+            raise BadRow("both sides are the same after truncation", "raise loop.max_length, or change loop.truncation")
+        return chosen, rejected
+
+    def datums(self, rendered: Sequence[tuple[Datum, Datum]]) -> list[Datum]:
+        return self._with_reference([_weighted(datum, 1 / len(rendered)) for pair in rendered for datum in pair])
 
 
 class Labelled(_PreferenceTask):
-    """KTO: completions marked as desirable or not, and mismatched ones for its baseline if the loss needs them."""
+    """KTO: completions marked as desirable or not, and mismatched ones for its baseline if the loss needs them.
 
-    def datums(self, rows: Sequence[LabelledCompletion]) -> list[Datum]:
-        fitting = [(row, datum) for row in rows if (datum := self._completion(row.prompt, row.completion)) is not None]
+    A mismatched completion that is too long after its new prompt is left out of the estimate.
+    """
+
+    def render(self, row: LabelledCompletion) -> tuple[LabelledCompletion, Datum]:
+        datum, _ = self.rows.datum(row, [*row.prompt, *row.completion])
+        return row, datum
+
+    def datums(self, rendered: Sequence[tuple[LabelledCompletion, Datum]]) -> list[Datum]:
         data = [
-            _filled(_weighted(datum, 1 / len(fitting)), "desirable", float(row.desirable)) for row, datum in fitting
+            _filled(_weighted(datum, 1 / len(rendered)), "desirable", float(row.desirable)) for row, datum in rendered
         ]
-        if self._loss.needs_mismatched and len(fitting) > 1:
-            swapped = [self._completion(row.prompt, row.completion) for row in mismatched([row for row, _ in fitting])]
-            data += [_filled(datum, "mismatched", 1.0) for datum in swapped if datum is not None]
+        if self._loss.needs_mismatched:
+            for row in mismatched([row for row, _ in rendered]):
+                with suppress(BadRow):  # too long together
+                    data.append(_filled(self.render(row)[1], "mismatched", 1.0))
         return self._with_reference(data)
+
+
+def _trained(datum: Datum) -> np.ndarray:
+    return datum.loss_fn_inputs["target_tokens"][datum.loss_fn_inputs["weights"] > 0]
 
 
 def _weighted(datum: Datum, weight: float) -> Datum:

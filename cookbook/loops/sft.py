@@ -12,8 +12,7 @@ from typing import Annotated, cast, get_args
 import numpy as np
 
 from cookbook.core.clients import APIFuture, Capabilities, CustomLoss
-from cookbook.core.datums import Truncation, scale_weights, supervised_datum
-from cookbook.core.errors import DataError
+from cookbook.core.datums import scale_weights
 from cookbook.core.examples import Conversation
 from cookbook.core.kinds import Kinds
 from cookbook.core.rollouts import Metrics
@@ -58,19 +57,14 @@ class SFT:
     def __init__(self, run: Run, loss: CustomLoss | None) -> None:
         self._run, self._loss = run, loss
         self._loop: SFTConfig = run.config.loop
+        self.rows = supervised.Rows(run, cast(TrainOn, self._loop.train_on))
 
-    def datums(self, rows: Sequence[Conversation]) -> list[Datum]:
-        train_on, truncation = cast(TrainOn, self._loop.train_on), cast(Truncation, self._loop.truncation)
-        data = []
-        for conversation in rows:
-            try:
-                tokens, loss_mask = self._run.renderer.supervised(conversation.messages, train_on, conversation.tools)
-            except DataError as error:
-                raise DataError(f"{conversation.source or conversation.id}: {error}") from error
-            datum = supervised_datum(tokens, loss_mask, self._loop.max_length, truncation)
-            if datum is not None:
-                data.append(datum)
-        return data
+    def render(self, row: Conversation) -> Datum:
+        datum, _ = self.rows.datum(row, row.messages)
+        return datum
+
+    def datums(self, rendered: Sequence[Datum]) -> list[Datum]:
+        return [*rendered]
 
     def gradient(self, data: list[Datum]) -> APIFuture[ForwardBackwardOutput]:
         scaled = scale_weights(data, "token_mean", self._loop.max_length)
@@ -78,11 +72,8 @@ class SFT:
             return forward_backward_custom(self._run.policy, self._run.service, scaled, self._loss)
         return self._run.policy.forward_backward(scaled, "cross_entropy")
 
-    def metrics(self, rows: Sequence[Conversation], data: Sequence[Datum], output: ForwardBackwardOutput) -> Metrics:
-        left_out = {"datums/left_out": float(len(rows) - len(data))}
-        if self._loss is None:
-            return left_out | {"nll/train": output.metrics["loss:sum"]}
-        return left_out | supervised.custom_metrics(output)
+    def metrics(self, output: ForwardBackwardOutput) -> Metrics:
+        return {"nll/train": output.metrics["loss:sum"]} if self._loss is None else supervised.custom_metrics(output)
 
     def evaluate(self, data: Sequence[Datum]) -> Metrics:
         """Held-out negative log-likelihood (nats per token) and perplexity."""

@@ -56,6 +56,9 @@ class RunConsole:
     def update_bar(self, steps_done: int, description: str) -> None:
         self._progress.update(self._task, completed=steps_done, description=description)
 
+    def set_total_steps(self, total_steps: int) -> None:
+        self._progress.update(self._task, total=total_steps)
+
     def say(self, text: str) -> None:
         line = CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", redact_text(text))
         with writing(self._path), self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:

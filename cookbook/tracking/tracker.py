@@ -81,6 +81,11 @@ class Tracker:
         """Whether the reader of stdout is gone, as after `| head`."""
         return self._console.closed
 
+    def set_total_steps(self, total_steps: int) -> None:
+        """Set the N of "step k/N", where it is known only after the start."""
+        self._total_steps = total_steps
+        self._console.set_total_steps(total_steps)
+
     def say(self, text: str) -> None:
         """Print a line on the console and append it to `console.log`."""
         self._console.say(text)
@@ -123,9 +128,12 @@ class Tracker:
         self._ended = True
         self._console.stop_bar()
         summary = redact(summary)
-        write_atomically(self._run_dir / "summary.json", (json.dumps(summary, indent=2, default=plain) + "\n").encode())
-        curves = draw_curves(self._run_dir, (*self._headline, "eval/accuracy"))
-        write_report(self._run_dir, summary, self._config, curves)
+        text = json.dumps(summary, indent=2, default=plain) + "\n"
+        try:
+            curves = draw_curves(self._run_dir, (*self._headline, "eval/accuracy"))
+            write_report(self._run_dir, summary, self._config, curves)
+        finally:  # the last file: where it says "completed", nothing is missing
+            write_atomically(self._run_dir / "summary.json", text.encode())
         for logger in self._loggers:
             logger.finish(summary)
 

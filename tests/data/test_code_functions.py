@@ -11,7 +11,7 @@ from cookbook.core.errors import DataError
 from cookbook.core.examples import Example
 from cookbook.data.code.humaneval import HumanEval
 from cookbook.data.code.mbpp import MBPP
-from cookbook.data.order import batch_at
+from cookbook.data.curriculum import Shuffled
 from cookbook.sandbox.problem import AssertTests, CodeProblem
 from tests.code_files import humaneval_row, mbpp_row, write_jsonl
 
@@ -124,8 +124,8 @@ def test_humaneval_asks_for_a_whole_function_and_keeps_the_prompts_helpers(tmp_p
 
 def test_humaneval_has_nothing_to_learn_from_but_another_datasets_problems(tmp_path: Path):
     path = humaneval_file(tmp_path, humaneval_row(0))
-    with pytest.raises(DataError, match="it has no example"):
-        batch_at(HumanEval(path=path).train, step=0, count=1, seed=0)
+    with pytest.raises(DataError, match="no training examples"):
+        Shuffled()(HumanEval(path=path).train, 0)
     rows = [mbpp_row(11), mbpp_row(601), mbpp_row(602, test_list=[])]
     dataset = HumanEval(path=path, train=MBPP(path=str(write_jsonl(tmp_path / "mbpp.jsonl", rows))))
     assert ([example.id for example in dataset.train], len(dataset.test)) == (["mbpp/train/1"], 1)

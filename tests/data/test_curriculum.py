@@ -9,7 +9,7 @@ from cookbook.core.errors import ConfigError, CookbookError, DataError
 from cookbook.core.examples import Example
 from cookbook.data.curriculum import Curriculum, CurriculumMaker, Difficulty, InOrder, RewardDriven, Shuffled
 from cookbook.data.generated.word_problems import WordProblems
-from cookbook.data.order import batch_at
+from cookbook.data.order import order_index
 
 
 def examples(*steps: int | str | None) -> list[Example]:
@@ -35,9 +35,7 @@ def study(curriculum: Curriculum, counts: Sequence[int], reward: Callable[[int],
 def test_shuffled_draws_what_the_loops_have_always_drawn():
     curriculum = Shuffled()(TWELVE, 3)
     indices = [index for count in (5, 5, 5, 1, 4, 20) for index in curriculum.choose(count)]
-    assert [TWELVE[index] for index in indices] == [
-        example for step in range(8) for example in batch_at(TWELVE, step, 5, 3)
-    ]
+    assert indices == [order_index(position, len(TWELVE), 3) for position in range(40)]
 
 
 def test_in_order_follows_the_dataset():

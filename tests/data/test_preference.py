@@ -220,11 +220,12 @@ def test_unpaired_view_and_mismatched_prompts():
     assert len(items) == 6 and [item.desirable for item in items] == [True, False] * 3
     assert (items[2].completion, items[3].completion) == (courtesy.train[1].chosen, courtesy.train[1].rejected)
     assert items[5].prompt == courtesy.train[2].prompt
-    batch = [items[0], items[3], items[4]]
-    assert [(item.prompt, item.completion) for item in mismatched(batch)] == [
-        (batch[0].prompt, batch[1].completion),
-        (batch[1].prompt, batch[2].completion),
-        (batch[2].prompt, batch[0].completion),
+    assert [(item.prompt, item.completion) for item in mismatched(items[1:4])] == [
+        (items[1].prompt, items[2].completion),
+        (items[3].prompt, items[1].completion),
+    ]  # items 2 and 3 have the same prompt, and so does one pair of every rotation
+    assert [(item.prompt, item.completion) for item in mismatched(items)] == [
+        (items[index].prompt, items[(index + 2) % 6].completion) for index in range(6)
     ]
-    with pytest.raises(DataError, match="2 or more"):
-        mismatched(batch[:1])
+    assert [item.completion for item in mismatched(items[1:5:2])] == [items[3].completion, items[1].completion]
+    assert mismatched(items[:1]) == mismatched(items[:2]) == []

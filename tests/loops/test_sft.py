@@ -77,10 +77,14 @@ def test_epochs_visit_every_conversation_once_in_an_order_of_their_own(tmp_path)
     assert tokens[:2] != tokens[2:]
 
 
-def test_conversations_that_do_not_fit_are_left_out_and_counted(tmp_path):
+def test_conversations_that_do_not_fit_are_left_out_before_batching_and_counted(tmp_path):
     run_dir = run(configured(tmp_path / "run", max_length=180, steps=2))
-    left_out = [line["datums/left_out"] for line in metric_lines(run_dir) if "datums/left_out" in line]
-    assert any(0 < count < 8 for count in left_out)
+    assert [line["rows"] for line in metric_lines(run_dir) if "rows" in line] == [8, 8]
+    rows = summary(run_dir)["rows"]
+    assert rows["train"]["used"] == 16 and rows["test"]["used"] == 16 and rows["skipped"]["too long"] > 0
+    bad = [json.loads(line) for line in (run_dir / "bad_rows.jsonl").read_text().splitlines()]
+    assert len(bad) == rows["skipped"]["too long"]
+    assert all("loop.max_length of 180 tokens" in row["detail"] and row["place"] for row in bad)
 
 
 def test_nothing_that_fits_is_an_error_that_says_what_to_do(tmp_path):

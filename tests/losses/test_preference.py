@@ -204,6 +204,14 @@ def replaced(data: list[Datum], index: int, **arrays: np.ndarray) -> list[Datum]
     return [*data[:index], changed, *data[index + 1 :]]
 
 
+def test_the_baseline_of_kto_is_zero_where_a_batch_has_no_mismatched_completion():
+    batch = kto_batch("positive_baseline")
+    data, logprobs = batch.data()[:4], [torch.tensor(values) for values in batch.logprobs][:4]
+    assert KTO().measure(data, [values.numpy() for values in logprobs]) == KTO(baseline="zero").measure(
+        data, [values.numpy() for values in logprobs]
+    )
+
+
 def test_malformed_datums_are_refused():
     batch = pairs("random")
     data, logprobs = batch.data(), [torch.tensor(values) for values in batch.logprobs]
@@ -219,7 +227,6 @@ def test_malformed_datums_are_refused():
     batch = kto_batch()
     data, logprobs = batch.data(), [torch.tensor(values) for values in batch.logprobs]
     for loss, broken, message in [
-        (KTO(), data[:4], "no datum is marked 'mismatched'"),
         (KTO(), data[4:], "no datum has an array 'desirable'"),
         (KTO(baseline="zero"), data, "datum 4 is marked 'mismatched'"),
         (KTO(), without(data, "desirable"), "datum 0: .* it has neither"),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from cookbook.backends.fake.tokenizer import VOCABULARY_SIZE
-from cookbook.core.errors import DataError
+from cookbook.core.errors import BackendError, DataError
 from cookbook.core.types import Datum, ModelInput
 
 
@@ -68,3 +68,12 @@ def split(logprobs: np.ndarray, data: Sequence[Datum]) -> list[dict[str, np.ndar
     targets = [datum.loss_fn_inputs["target_tokens"] for datum in data]
     parts = np.split(logprobs.astype(np.float32), np.cumsum([array.size for array in targets])[:-1])
     return [{"logprobs": part.reshape(array.shape)} for part, array in zip(parts, targets, strict=True)]
+
+
+def check_room(prompt: ModelInput, max_tokens: int, context_length: int | None) -> None:
+    """Raises BackendError where the prompt leaves less than `max_tokens` of the context."""
+    if context_length is not None and prompt.length + max_tokens > context_length:
+        raise BackendError(
+            f"sample: the prompt's {prompt.length} tokens and max_tokens {max_tokens} exceed the context of "
+            f"{context_length}; shorten the prompt or lower max_tokens"
+        )

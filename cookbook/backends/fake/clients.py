@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
-from cookbook.backends.fake.arguments import check_tokens, flatten, split, suggest
+from cookbook.backends.fake.arguments import check_room, check_tokens, flatten, split, suggest
 from cookbook.backends.fake.critic import value_loss
 from cookbook.backends.fake.model import (
     LOSSES,
@@ -72,18 +72,25 @@ class FakeService:
     Args:
         state_dir: where states are saved; None is a temporary folder that `stop()` deletes; then every save warns.
         capabilities: what this service claims, and limits itself to. Reduce them to test a recipe on a lesser backend.
+        context_length: the most tokens of a sequence; None is no limit.
 
     Raises:
         ConfigError: `capabilities` claims something that the fake cannot do.
     """
 
-    def __init__(self, state_dir: str | None = None, capabilities: Capabilities = FAKE_CAPABILITIES) -> None:
+    def __init__(
+        self,
+        state_dir: str | None = None,
+        capabilities: Capabilities = FAKE_CAPABILITIES,
+        context_length: int | None = None,
+    ) -> None:
         beyond = sorted(set(capabilities.losses) - set(LOSSES))
         if beyond:
             raise ConfigError(
                 f"FakeService: capabilities claim {', '.join(beyond)}, which the fake backend cannot do; remove it"
             )
         self._capabilities = capabilities
+        self.context_length = context_length
         self._temporary_dir: tempfile.TemporaryDirectory[str] | None = None
         if state_dir is None:
             self._temporary_dir = tempfile.TemporaryDirectory(prefix="fake-backend-")
@@ -175,6 +182,10 @@ class FakeTrainingClient:
     def trainable(self) -> TrainableSummary:
         """All of the model is trained: one table of logits."""
         return TrainableSummary({"table": self._weights.table.size}, self._weights.table.size)
+
+    @property
+    def context_length(self) -> int | None:
+        return self._service.context_length
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return build_tokenizer()
@@ -294,14 +305,11 @@ class FakeTrainingClient:
 
     def _load(self, path: str, with_optimizer: bool) -> None:
         settings, weights = read_state(path, with_optimizer)
-        differing = [
-            f"{key} {getattr(settings, key)!r} (here {getattr(self._settings, key)!r})"
-            for key in ("base_model", "rank", "alpha", "role")
-            if getattr(settings, key) != getattr(self._settings, key)
-        ]
-        if differing:
+        saved, own = _identity(settings), _identity(self._settings)
+        if saved != own:
             raise CheckpointError(
-                f"{path}: was saved with {', '.join(differing)}; use the same, or create_training_client_from_state"
+                f"{path}: was saved with {saved}, but this session has {own}; use the same, or "
+                "create_training_client_from_state"
             )
         self._weights = weights
 
@@ -314,6 +322,10 @@ class FakeSamplingClient:
         self._logits = logits
         self._logprobs = log_softmax(logits)
         self._next_tokens: dict[tuple[float, float, int], NextToken] = {}
+
+    @property
+    def context_length(self) -> int | None:
+        return self._service.context_length
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return build_tokenizer()
@@ -342,6 +354,7 @@ class FakeSamplingClient:
         check_tokens(prompt, "prompt")
         if num_samples < 1:
             raise DataError(f"sample: num_samples is {num_samples}; it must be at least 1")
+        check_room(prompt, params.max_tokens, self.context_length)
         if "" in params.stop:
             raise DataError("sample: stop holds an empty string, which every text contains; remove it")
         if not capabilities.token_stops and any(isinstance(stop, int) for stop in params.stop):
@@ -373,6 +386,11 @@ class FakeSamplingClient:
         for row in self._logprobs[list(prompt.tokens[:-1])]:
             top.append([(int(token), float(row[token])) for token in np.argsort(-row, kind="stable")[:top_k]])
         return top
+
+
+def _identity(settings: SessionSettings) -> str:
+    """What a save and the session that loads it must have in common."""
+    return f"base model {settings.base_model!r}, rank {settings.rank}, alpha {settings.alpha:g}, role {settings.role}"
 
 
 def _resolved(work: Callable[[], T]) -> APIFuture[T]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from cookbook.backends.tinker.calls import Calls, failure, settled
 from cookbook.backends.tinker.connection import Features
 from cookbook.backends.tinker.convert import Stops, from_forward, from_sample, to_datums
-from cookbook.backends.tinker.tokenizers import Tokenizers
+from cookbook.backends.tinker.tokenizers import Tokenizers, context_length
 from cookbook.core.clients import APIFuture, CustomLoss, LossConfig
 from cookbook.core.errors import BackendError, CapabilityError, CookbookError
 from cookbook.core.types import (
@@ -47,6 +47,11 @@ class TinkerSamplingClient:
     ) -> None:
         self._calls, self._features, self._types = calls, features, types
         self._sampler, self._load_tokenizers = sampler, load_tokenizers
+
+    @property
+    def context_length(self) -> int | None:
+        """The tokenizer's `model_max_length`, where it has one."""
+        return context_length(self._load_tokenizers())
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The base model's tokenizer."""
@@ -113,6 +118,11 @@ class TinkerTrainingClient:
     def trainable(self) -> None:
         """Not told by the service."""
         return None
+
+    @property
+    def context_length(self) -> int | None:
+        """The tokenizer's `model_max_length`, where it has one."""
+        return context_length(self._load_tokenizers())
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The base model's tokenizer."""

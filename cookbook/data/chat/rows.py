@@ -16,9 +16,16 @@ ROLES = {
     "human": "user",
     "assistant": "assistant",
     "gpt": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
     "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
 }
 """Names of roles that datasets use, and the role of each."""
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Names of an assistant's reasoning."""
 
 _FOLLOWS = {
     "system": ("",),
@@ -34,15 +41,19 @@ def parse_row(
 ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
     """The messages and the tools of a row.
 
-    The first of these layouts whose columns the row has:
+    The first of these layouts whose columns have values; null is none:
 
     * `messages`: the OpenAI chat format, objects with `role` and `content`, and optionally `tool_calls`,
-      `tool_call_id`, `name` and `reasoning_content`;
-    * `conversations`: the ShareGPT format, objects with `from` and `value`;
-    * `prompt_column` and `completion_column`: each a text (a user and an assistant message) or a list of messages.
+      `tool_call_id`, `name`, `reasoning_content` (or `reasoning`, `thinking`) and `weight`, 0 or 1;
+    * `conversations`: the ShareGPT format, objects with `from` and `value`; the value of a `function_call` is the JSON
+      text of a call, or of a list of them;
+    * `prompt_column` and `completion_column`: each a text (a user and an assistant message) or a list of messages;
+    * `instruction` and `output`: the Alpaca format, with `history`, a list of earlier questions and answers.
 
-    Beside them, `tools` is a list of function specifications, or the JSON text of one, and `system` a system message,
-    which comes before the argument `system`. Neither replaces a system message among the messages.
+    To a prompt in the column `instruction` the text in the column `input` is appended on a new line.
+
+    Beside all of them, `tools` is a list of function specifications, or the JSON text of one, and `system` a system
+    message, which comes before the argument `system`. Neither replaces a system message among the messages.
 
     Raises:
         BadRow: no such columns, no messages, an unknown role, content that is not text, an empty assistant turn, a
@@ -56,7 +67,7 @@ def parse_row(
         raise BadRow("no assistant turn", f"there are only {' and '.join(dict.fromkeys(roles))} messages")
     if roles[-1] != "assistant":
         raise BadRow("no assistant turn at the end", f"the last message has the role {roles[-1]}")
-    return tuple(messages), _tools(row.get("tools"))
+    return tuple(messages), parse_tools(row.get("tools"))
 
 
 def parse_messages(items: Sequence[Any], system: str = "") -> list[Message]:
@@ -75,17 +86,51 @@ def parse_messages(items: Sequence[Any], system: str = "") -> list[Message]:
 
 def _items(row: Mapping[str, Any], prompt_column: str, completion_column: str) -> list[Any]:
     """The row's messages, not yet checked."""
-    for column in ("messages", "conversations"):
+    whole = ("messages", "conversations")
+    parts = ((prompt_column, completion_column), ("instruction", "output"))
+    for column in whole:
+        if row.get(column):
+            return _list(row[column], column)
+    for first, last in parts:
+        if row.get(first) is not None and row.get(last) is not None:
+            prompt = _list(with_input(row, first), first, role_of_text="user")
+            return [*history(row, first), *prompt, *_list(row[last], last, role_of_text="assistant")]
+    for column in whole:
         if column in row:
             return _list(row[column], column)
-    if prompt_column in row and completion_column in row:
-        prompt = _list(row[prompt_column], prompt_column, role_of_text="user")
-        return [*prompt, *_list(row[completion_column], completion_column, role_of_text="assistant")]
+    for first, last in parts:
+        if first in row and last in row:
+            empty = first if row[first] is None else last
+            raise BadRow("no messages", f"column {empty!r} is None")
     raise BadRow(
         "missing columns",
         f"the row needs messages, or conversations, or {prompt_column} and {completion_column}; "
         f"it has {', '.join(row) or 'none'}",
     )
+
+
+def with_input(row: Mapping[str, Any], column: str) -> Any:
+    """The value of a prompt column; in the Alpaca format what the instruction is about is in a column of its own."""
+    value, about = row[column], row.get("input")
+    if column != "instruction" or about is None or about == "":
+        return value
+    if not isinstance(value, str) or not isinstance(about, str):
+        raise BadRow("content is not text", f"columns 'instruction' and 'input' are {value!r:.40} and {about!r:.40}")
+    return f"{value}\n{about}" if about.strip() else value
+
+
+def history(row: Mapping[str, Any], column: str) -> list[Any]:
+    """The messages before a prompt in the Alpaca format."""
+    turns = row.get("history") if column == "instruction" else None
+    if not turns:
+        return []
+    if not isinstance(turns, list) or not all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns):
+        raise BadRow("malformed history", f"column 'history' is {turns!r:.60}, not a list of questions and answers")
+    return [
+        {"role": role, "content": content}
+        for turn in turns
+        for role, content in zip(("user", "assistant"), turn, strict=True)
+    ]
 
 
 def _list(value: Any, column: str, role_of_text: str | None = None) -> list[Any]:
@@ -101,12 +146,16 @@ def _list(value: Any, column: str, role_of_text: str | None = None) -> list[Any]
 def _message(item: Any, number: int) -> Message:
     if not isinstance(item, Mapping):
         raise BadRow("malformed message", f"message {number} is {item!r:.60}, not an object with role and content")
-    name = item.get("role", item.get("from"))
-    role = ROLES.get(name) if isinstance(name, str) else None
+    role = role_of(item)
     if role is None:
-        raise BadRow("unknown role", f"message {number} has the role {name!r:.60}; known are {', '.join(ROLES)}")
-    calls = [_tool_call(call, number) for call in item.get("tool_calls") or ()] if role == "assistant" else []
-    content = item.get("content", item.get("value"))
+        raise BadRow(
+            "unknown role", f"message {number} has the role {_name_of(item)!r:.60}; known are {', '.join(ROLES)}"
+        )
+    content = _first(item, "content", "value")
+    if _name_of(item) == "function_call":
+        calls, content = _calls_of_text(content, number), ""
+    else:
+        calls = [_tool_call(call, number) for call in _listed_calls(item, number)] if role == "assistant" else []
     if content is None and calls:
         content = ""
     if not isinstance(content, str):
@@ -116,15 +165,55 @@ def _message(item: Any, number: int) -> Message:
     message = Message(role=role, content=content)
     if calls:
         message["tool_calls"] = calls
-    for key in ("tool_call_id", "name", "reasoning_content"):
+    for key in ("tool_call_id", "name"):
         if isinstance(value := item.get(key), str):
             message[key] = value
+    if role == "assistant" and isinstance(reasoning := _first(item, *_REASONING), str) and reasoning.strip():
+        message["reasoning_content"] = reasoning
+    if (weight := item.get("weight")) is not None:
+        if weight not in (0, 1):
+            raise BadRow("malformed weight", f"message {number} has the weight {weight!r:.60}, neither 0 nor 1")
+        if role == "assistant" and weight == 0:
+            message["weight"] = 0
     return message
+
+
+def role_of(item: Mapping[str, Any]) -> str | None:
+    """The role of a message in the OpenAI or the ShareGPT format; None where there is none of `ROLES`."""
+    name = _name_of(item)
+    return ROLES.get(name) if isinstance(name, str) else None
+
+
+def _name_of(item: Mapping[str, Any]) -> Any:
+    return _first(item, "role", "from")
+
+
+def _first(item: Mapping[str, Any], *keys: str) -> Any:
+    """The first of the values that is there."""
+    return next((item[key] for key in keys if item.get(key) is not None), None)
+
+
+def _listed_calls(item: Mapping[str, Any], number: int) -> list[Any]:
+    calls = item.get("tool_calls")
+    if calls is None or calls == []:
+        legacy = item.get("function_call")
+        return [] if legacy is None else [legacy]
+    if not isinstance(calls, list):
+        raise BadRow("malformed tool call", f"message {number} has the tool_calls {calls!r:.60}, not a list")
+    return calls
+
+
+def _calls_of_text(value: Any, number: int) -> list[dict[str, Any]]:
+    try:
+        calls = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise BadRow("malformed tool call", f"message {number} is a function_call of {value!r:.60}: {error}") from error
+    return [_tool_call(call, number) for call in (calls if isinstance(calls, list) else [calls])]
 
 
 def _tool_call(call: Any, number: int) -> dict[str, Any]:
     """A call in the OpenAI format; a bare object with name and arguments is wrapped into it."""
-    function = call.get("function", call) if isinstance(call, Mapping) else None
+    function = (call.get("function") or call) if isinstance(call, Mapping) else None
     if not (
         isinstance(function, Mapping)
         and isinstance(name := function.get("name"), str)
@@ -149,7 +238,12 @@ def _check_order(messages: Sequence[Message]) -> None:
             )
 
 
-def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
+def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
+    """The function specifications of a row, a list or its JSON text; a bare specification is wrapped as OpenAI's are.
+
+    Raises:
+        BadRow: it is neither.
+    """
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)
@@ -159,4 +253,6 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
         return ()
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
         raise BadRow("malformed tools", f"column 'tools' is {value!r:.60}, not a list of function specifications")
-    return tuple(value)
+    return tuple(
+        {"type": "function", "function": tool} if "name" in tool and "function" not in tool else tool for tool in value
+    )

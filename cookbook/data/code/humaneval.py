@@ -54,7 +54,7 @@ class HumanEval:
         problems = _Problems(name="humaneval", path=path, hub_id=hub_id, on_bad_row=on_bad_row, test_size=test_size)
         self.train: Sequence[Example] = [] if train is None else train.train
         self.test: Sequence[Example] = problems.test
-        self.bad_rows = problems.bad_rows
+        self.bad_rows, self.on_bad_row = problems.bad_rows, on_bad_row
         if train is not None:
             self.bad_rows.update(bad_rows_of(train))
 
@@ -68,7 +68,7 @@ class _Problems(RowDataset[Example]):
     def load(self) -> None:
         location = Location(named_file(self.local, "HumanEval.jsonl.gz"), self.hub_id)
         self.train = []
-        self.test = self.take("test", self.items(location.read("test")), self.test_size)
+        self.test = self.take("test", self.items(location.read("test"), "test"), self.test_size)
 
     def parse(self, row: Mapping[str, Any], place: str) -> Example:
         prompt, name, tests = text(row, "prompt"), text(row, "entry_point"), text(row, "test")

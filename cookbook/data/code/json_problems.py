@@ -182,7 +182,7 @@ class DeepCoder(RowDataset[Example]):
 
     def load(self) -> None:
         self.train = self.take("train", self.items(self._rows("train", self.train_configs)), self.train_size)
-        self.test = self.take("test", self.items(self._rows("test", self.test_configs)), self.test_size)
+        self.test = self.take("test", self.items(self._rows("test", self.test_configs), "test"), self.test_size)
 
     def _rows(self, split: str, configs: Sequence[str]) -> Iterator[Row]:
         """Those of each configuration, one after another."""
@@ -274,8 +274,8 @@ class PrimeIntellectCode(Source[Example]):
             )
         super().__post_init__()
 
-    def items(self, rows: Iterable[Row]) -> Iterator[Numbered[Example]]:
-        return super().items(islice(rows, self.max_rows))
+    def items(self, rows: Iterable[Row], split: str = "train") -> Iterator[Numbered[Example]]:
+        return super().items(islice(rows, self.max_rows), split)
 
     def parse(self, row: Mapping[str, Any], place: str) -> Example | None:
         info = _structure(column(row, "verification_info"), "verification_info")

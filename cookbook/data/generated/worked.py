@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from cookbook.core.errors import DataError
 from cookbook.core.examples import Conversation, Example
+from cookbook.data.bad_rows import BadRow
 from cookbook.data.generated.base import GeneratedSequence
-from cookbook.data.kinds import PromptDataset, bad_rows_of
+from cookbook.data.kinds import PromptDataset, bad_rows_of, on_bad_row_of
 
 
 class WorkedAnswers:
@@ -23,7 +23,7 @@ class WorkedAnswers:
     kind: ClassVar[str] = "chat"
 
     def __init__(self, problems: PromptDataset, train_size: int | None = None, test_size: int | None = None) -> None:
-        self.bad_rows = bad_rows_of(problems)
+        self.bad_rows, self.on_bad_row = bad_rows_of(problems), on_bad_row_of(problems)
         self.train: Sequence[Conversation] = _conversations(problems.train, train_size)
         self.test: Sequence[Conversation] = _conversations(problems.test, test_size)
 
@@ -36,10 +36,12 @@ def _conversations(examples: Sequence[Example], size: int | None) -> Sequence[Co
 
 def _conversation(example: Example) -> Conversation:
     if "solution" not in example.extra:
-        raise DataError(
-            f"{example.id}: has no worked answer in extra['solution']; "
-            "choose a dataset that has them, such as word_problems"
+        raise BadRow(
+            "no worked answer",
+            f"{example.id} has none in extra['solution']; choose a dataset that has them, such as word_problems",
         )
     return Conversation(
-        example.id, (*example.messages, {"role": "assistant", "content": example.extra["solution"]}), source=example.id
+        example.id,
+        (*example.messages, {"role": "assistant", "content": example.extra["solution"]}),
+        source=example.source or example.id,
     )

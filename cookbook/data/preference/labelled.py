@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from cookbook.core.errors import DataError
 from cookbook.core.examples import LabelledCompletion, PreferencePair
 from cookbook.data.bad_rows import BadRow
+from cookbook.data.chat.rows import parse_tools
 from cookbook.data.generated.base import GeneratedSequence
-from cookbook.data.kinds import PreferenceDataset, bad_rows_of
+from cookbook.data.kinds import PreferenceDataset, bad_rows_of, on_bad_row_of
 from cookbook.data.preference.rows import get_column, parse_completion
 from cookbook.data.source import Source
 
@@ -43,7 +43,7 @@ class LabelledCompletions(Source[LabelledCompletion]):
         label = LABELS.get(value.lower()) if isinstance(value, str) else value
         if label not in (True, False):  # which 1 and 0 equal
             raise BadRow("malformed label", f"column {self.label_column!r} is {value!r:.60}, not true or false")
-        return LabelledCompletion("", prompt, completion, bool(label), place)
+        return LabelledCompletion("", prompt, completion, bool(label), place, parse_tools(row.get("tools")))
 
 
 class Unpaired:
@@ -55,35 +55,37 @@ class Unpaired:
     kind: ClassVar[str] = "labelled"
 
     def __init__(self, pairs: PreferenceDataset) -> None:
-        self.bad_rows = bad_rows_of(pairs)
+        self.bad_rows, self.on_bad_row = bad_rows_of(pairs), on_bad_row_of(pairs)
         self.train: Sequence[LabelledCompletion] = _unpaired(pairs.train)
         self.test: Sequence[LabelledCompletion] = _unpaired(pairs.test)
 
 
 def mismatched(batch: Sequence[LabelledCompletion]) -> list[LabelledCompletion]:
-    """Each prompt of a batch with the completion of the next one, the last with that of the first.
+    """Prompts of a batch with the completions of other prompts, for KTO's baseline (Ethayarajh et al. 2024,
+    arXiv:2402.01306, section 4.1). The label is that of the prompt's own completion.
 
-    KTO's baseline is estimated from these (Ethayarajh et al. 2024, arXiv:2402.01306, section 4.1). Their label is that
-    of the prompt's own completion.
-
-    Raises:
-        DataError: the batch has fewer than two examples.
+    The completions are rotated: by one place or, where that gives a prompt one of its own completions, by the fewest
+    places that do not. Where every rotation does, the best one is taken, and the examples in question are left out: all
+    of them in a batch of one prompt.
     """
-    if len(batch) < 2:
-        raise DataError(
-            f"KTO's mismatched baseline needs 2 or more examples in a batch, not {len(batch)}; "
-            "increase loop.batch_size or set loss.baseline=zero"
-        )
-    return [
-        LabelledCompletion(f"{one.id}/mismatched", one.prompt, other.completion, one.desirable, one.source)
-        for one, other in zip(batch, [*batch[1:], batch[0]], strict=True)
-    ]
+    best: list[LabelledCompletion] = []
+    for shift in range(1, len(batch)):
+        pairs = zip(batch, [*batch[shift:], *batch[:shift]], strict=True)
+        others = [
+            replace(one, id=f"{one.id}/mismatched", completion=other.completion)
+            for one, other in pairs
+            if one.prompt != other.prompt
+        ]
+        best = max(best, others, key=len)
+        if len(best) == len(batch):
+            break
+    return best
 
 
 def _unpaired(pairs: Sequence[PreferencePair]) -> Sequence[LabelledCompletion]:
     def make(index: int) -> LabelledCompletion:
         pair, desirable = pairs[index // 2], index % 2 == 0
         label, completion = ("chosen", pair.chosen) if desirable else ("rejected", pair.rejected)
-        return LabelledCompletion(f"{pair.id}/{label}", pair.prompt, completion, desirable, pair.source)
+        return LabelledCompletion(f"{pair.id}/{label}", pair.prompt, completion, desirable, pair.source, pair.tools)
 
     return GeneratedSequence(make, 2 * len(pairs))

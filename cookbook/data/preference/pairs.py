@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cookbook.core.examples import PreferencePair
+from cookbook.data.chat.rows import parse_tools
 from cookbook.data.preference.rows import get_number, parse_pair
 from cookbook.data.source import Source
 
@@ -39,4 +40,4 @@ class PreferencePairs(Source[PreferencePair]):
             gap = get_number(row, "score_chosen") - get_number(row, "score_rejected")
             if gap < self.min_score_gap:
                 return None
-        return PreferencePair("", prompt, chosen, rejected, place)
+        return PreferencePair("", prompt, chosen, rejected, place, parse_tools(row.get("tools")))

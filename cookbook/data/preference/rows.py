@@ -8,7 +8,7 @@ from typing import Any
 
 from cookbook.core.examples import Message
 from cookbook.data.bad_rows import BadRow
-from cookbook.data.chat.rows import ROLES, parse_row
+from cookbook.data.chat.rows import history, parse_row, role_of, with_input
 
 Messages = tuple[Message, ...]
 
@@ -37,13 +37,13 @@ def parse_pair(
     """
     conversations = []
     for column in (chosen_column, rejected_column):
-        value, prompt = get_column(row, column), row.get(prompt_column)
+        value, prompt = get_column(row, column), _prompt(row, prompt_column)
         if isinstance(value, str) and prompt is None:
             items = _hh_items(value, column)
         else:
             items = _answer_items(value, column)
             if prompt is not None and _is_assistants(items[0]):
-                items = [*_prompt_items(prompt, prompt_column), *items]
+                items = [*prompt, *items]
         conversations.append(_checked(row, items))
     chosen, rejected = conversations
     if chosen == rejected:
@@ -72,7 +72,7 @@ def parse_completion(
         BadRow: a missing column, a conversation that `cookbook.data.chat.rows.parse_row` refuses, or a completion that
             does not begin with the assistant's message.
     """
-    prompt = _prompt_items(get_column(row, prompt_column), prompt_column)
+    prompt = _prompt(row, prompt_column) or _prompt_items(get_column(row, prompt_column), prompt_column)
     completion = _answer_items(get_column(row, completion_column), completion_column)
     messages = _checked(row, [*prompt, *completion])
     length = len(messages) - len(completion)
@@ -96,6 +96,15 @@ def get_number(row: Mapping[str, Any], column: str) -> float:
     return value
 
 
+def _prompt(row: Mapping[str, Any], prompt_column: str) -> list[Any] | None:
+    """The messages of the prompt: those of the prompt column or, where that is missing, of an Alpaca instruction or a
+    ShareGPT conversation. None: the row has no prompt of its own."""
+    for column in (prompt_column, "instruction", "conversations"):
+        if row.get(column) is not None:
+            return [*history(row, column), *_prompt_items(with_input(row, column), column)]
+    return None
+
+
 def _prompt_items(value: Any, column: str) -> list[Any]:
     """A list of messages, a user's text, or text in HH form up to an open "Assistant:"."""
     if not isinstance(value, str):
@@ -108,7 +117,9 @@ def _prompt_items(value: Any, column: str) -> list[Any]:
 
 
 def _answer_items(value: Any, column: str) -> list[Any]:
-    return [{"role": "assistant", "content": value}] if isinstance(value, str) else _list(value, column)
+    if isinstance(value, str):
+        return [{"role": "assistant", "content": value}]
+    return [value] if isinstance(value, Mapping) else _list(value, column)
 
 
 def _list(value: Any, column: str) -> list[Any]:
@@ -118,7 +129,7 @@ def _list(value: Any, column: str) -> list[Any]:
 
 
 def _is_assistants(item: Any) -> bool:
-    return isinstance(item, Mapping) and ROLES.get(str(item.get("role", item.get("from")))) == "assistant"
+    return isinstance(item, Mapping) and role_of(item) == "assistant"
 
 
 def _hh_items(text: str, column: str) -> list[Any]:

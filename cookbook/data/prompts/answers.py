@@ -11,8 +11,8 @@ from cookbook.core.errors import DataError
 from cookbook.core.examples import Example, Message
 from cookbook.core.numbers import ANSWER_MARKER, extract_answer
 from cookbook.data.bad_rows import BadRow
-from cookbook.data.chat.rows import parse_messages
-from cookbook.data.source import Numbered, OnBadRow, Source
+from cookbook.data.chat.rows import parse_messages, with_input
+from cookbook.data.source import Numbered, Source
 from cookbook.data.template import Template
 
 GSM8K_INSTRUCTION = 'Reason step by step, then write the answer on a last line of its own: "#### " and the number.'
@@ -39,12 +39,11 @@ class PromptAnswers(Source[Example]):
             `prompt` and `answer`; or a number n: the first n training rows with their solutions, which then leave
             `train`.
 
-    The other options and the errors are those of `Source`; `on_bad_row` is "fail" by default.
+    The other options and the errors are those of `Source`.
     """
 
     kind: ClassVar[str] = "prompts"
 
-    on_bad_row: OnBadRow = "fail"
     prompt_column: str = "question"
     answer_column: str = "answer"
     extract: Callable[[str], str | None] = str.strip
@@ -71,7 +70,10 @@ class PromptAnswers(Source[Example]):
             return [Message(role="user", content=self._template.fill(row))]
         prompt = row.get(self.prompt_column)
         if not isinstance(prompt, list):
-            return [Message(role="user", content=_text(row, self.prompt_column))]
+            content = _text(row, self.prompt_column)
+            return [
+                Message(role="user", content=str(with_input({**row, self.prompt_column: content}, self.prompt_column)))
+            ]
         messages = parse_messages(prompt)
         if not messages or messages[-1]["role"] not in ("user", "tool"):
             last = messages[-1]["role"] if messages else "no message"
