@@ -1,9 +1,9 @@
 """One matrix over architectures: what an adapter covers, and that sampler, trainer, batches, exports and resumed
 sessions agree with one another and with plain transformers and peft.
 
-Left out: models with layers other than attention (Mamba, linear attention, convolutions) and with chunked attention
-(Llama 4), whose caches the sampler does not have; models whose experts transformers runs in their own way (JetMoe,
-DBRX), which have no adapter here.
+Left out: models with layers other than attention (Mamba, linear attention, convolutions) or with chunked attention
+(Llama 4), whose caches the sampler does not have; models with experts outside transformers' common interface (JetMoe,
+LongCat-Flash), which have no adapter here; Laguna, of whose adapters peft renames some tensors when it loads them.
 """
 
 from collections.abc import Iterator

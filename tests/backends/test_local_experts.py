@@ -1,6 +1,7 @@
 """Adapters of experts: any rank, in bfloat16, on weights published in MXFP4, and what has none."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,11 @@ def check_export(service: LocalService, folder: str, rank: int) -> None:
     computed = torch.tensor(sampler.compute_logprobs(ModelInput.from_ints(PROMPT)).result()[1:])
     export = client.save_weights_for_sampler("export").result().path
     torch.testing.assert_close(computed, plain_logprobs(folder, export), atol=1e-4, rtol=0)
+
+
+def set_quantization(folder: Path, quantization: dict[str, object]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss"])  # weights [experts, out, in] and [experts, in, out]
@@ -103,12 +109,50 @@ def test_experts_published_in_mxfp4_train_and_export(service: LocalService, tmp_
         tensors[f"{key}_blocks"] = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
         tensors[f"{key}_scales"] = torch.randint(122, 125, shape, generator=generator, dtype=torch.uint8)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
     kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
-    (folder / "config.json").write_text(json.dumps(config))
+    set_quantization(folder, {"quant_method": "mxfp4", "modules_to_not_convert": kept})
     check_export(service, str(folder), rank=4)
     assert "experts" in service.create_lora_training_client(str(folder), rank=4).trainable.kinds
+
+
+def test_weights_published_in_fp8_are_dequantised(service: LocalService, tmp_path: Path) -> None:
+    folder = Path(save_architecture("qwen3-moe", tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    for key in [key for key in tensors if key.endswith("_proj.weight")]:
+        scale = tensors[key].abs().max() / 448
+        tensors[key] = (tensors[key] / scale).to(torch.float8_e4m3fn)
+        tensors[f"{key}_scale_inv"] = scale.reshape(1, 1)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    set_quantization(folder, quantization)
+    check_export(service, str(folder), rank=4)
+
+
+def test_weights_quantised_in_another_way_are_refused(service: LocalService, random_model: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(random_model, tmp_path / "model"))
+    set_quantization(folder, {"quant_method": "gptq", "bits": 4})
+    with pytest.raises(BackendError, match=r"is quantised with gptq; .* choose the model's unquantised version"):
+        service.create_lora_training_client(str(folder), rank=4)
+
+
+def test_layers_that_read_images_have_no_adapter(service: LocalService, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_tokenizer(folder)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": 97, "head_dim": 8, "num_key_value_heads": 1, "query_pre_attn_scalar": 8}
+    config = AutoConfig.for_model(
+        "gemma3",
+        text_config=text,
+        vision_config={**sizes, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        image_token_index=90,
+        boi_token_index=91,
+        eoi_token_index=92,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    adapted = trained_weights(service.create_lora_training_client(str(folder), rank=4))
+    assert adapted and all(".language_model.layers." in key for key in adapted)
+    check_export(service, str(folder), rank=4)
 
 
 def test_full_parameter_training_covers_experts(service: LocalService, tmp_path: Path) -> None:

@@ -320,8 +320,7 @@ def test_a_gradient_that_is_not_finite_is_dropped(service: LocalService, random_
     before = client.forward([datum], "cross_entropy").result().loss_fn_outputs[0]["logprobs"]
     huge = Datum(datum.model_input, {**datum.loss_fn_inputs, "weights": np.full(7, 1e36)})
     client.forward_backward([huge], "cross_entropy").result()
-    with pytest.raises(BackendError, match=r"gradient norm is .*; the gradient was dropped"):
-        client.optim_step(ADAM).result()
+    assert client.optim_step(ADAM).result().metrics == {"grad_norm": 0.0, "skipped_steps": 1.0}
     assert client.optim_step(ADAM).result().metrics["grad_norm"] == 0.0
     np.testing.assert_array_equal(
         client.forward([datum], "cross_entropy").result().loss_fn_outputs[0]["logprobs"], before

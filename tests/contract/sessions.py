@@ -29,6 +29,12 @@ from tests.contract.harness import (
 
 
 class SessionContract(ContractHarness):
+    def test_what_is_trained_is_told_or_not_known(self, client: TrainingClient) -> None:
+        trainable = client.trainable
+        if trainable is not None:
+            assert 0 < trainable.trained == sum(trainable.kinds.values()) <= trainable.total
+            assert all(f"{kind} {count:,}" in str(trainable) for kind, count in trainable.kinds.items())
+
     def test_load_with_and_without_optimizer(
         self, service: ServiceClient, client: TrainingClient, data: list[Datum]
     ) -> None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from cookbook.backends.local.experts import ExpertAdapter, adapt, adapters_of, can_adapt, expert_stacks
-from cookbook.backends.local.model import BaseModel, output_layer
+from cookbook.backends.local.model import BaseModel
 from cookbook.backends.local.weights import PinnedWeights, TrainableWeights, tree_over_same_tensors
 from cookbook.core.errors import BackendError
 
@@ -40,19 +40,20 @@ class LoraTarget:
 def lora_targets(model: PreTrainedModel) -> list[LoraTarget]:
     """Every linear layer and all experts, in the order of the model.
 
-    Not the output layer, and no router: neither layers that choose experts nor those that weigh a shared one.
+    Not the output layer, nothing that text does not go through, such as the layers that read images, and no router:
+    neither layers that choose experts nor those that weigh a shared one.
 
     Raises:
         BackendError: the model has experts whose weights are stored in a way that is not known.
     """
-    head = output_layer(model)
+    decoder = set(model.get_decoder().modules())
     modules = dict(model.named_modules())
     experts = {name: tuple(stacks) for name, module in modules.items() if (stacks := expert_stacks(module))}
     counts = {name.rpartition(".")[0]: len(next(modules[name].parameters())) for name in experts}
     targets = []
     for name, module in modules.items():
         linear = isinstance(module, nn.Linear | Conv1D)
-        if module is head or _is_router(name, modules, counts):
+        if module not in decoder or _is_router(name, modules, counts):
             continue
         if linear or name in experts:
             targets.append(LoraTarget(name, module, experts.get(name, ())))

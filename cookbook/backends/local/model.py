@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.utils import logging as transformers_logging
-from transformers.utils.quantization_config import Mxfp4Config
 
 from cookbook.backends.base_models import base_model_source, load_failure
 from cookbook.core.errors import BackendError, ConfigError
@@ -101,9 +100,12 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         try:
             tokenizer = AutoTokenizer.from_pretrained(source)
             config = AutoConfig.from_pretrained(source)
+            _dequantize(name, config)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source, config=config, dtype=dtype, output_loading_info=True, **_dequantized(config)
+                source, config=config, dtype=dtype, output_loading_info=True
             )
+        except BackendError:
+            raise
         except Exception as error:  # transformers raises nearly any type for an unloadable folder
             raise load_failure(name, error) from error
     model: PreTrainedModel = loaded[0]
@@ -131,11 +133,22 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
     return base
 
 
-def _dequantized(config: PreTrainedConfig) -> dict[str, Any]:
-    """Arguments with which weights published in MXFP4, such as the experts of gpt-oss, are loaded in the model's dtype:
-    the packed form cannot be trained."""
-    quantization = getattr(config, "quantization_config", None) or {}
-    return {"quantization_config": Mxfp4Config(dequantize=True)} if quantization.get("quant_method") == "mxfp4" else {}
+def _dequantize(name: str, config: PreTrainedConfig) -> None:
+    """Have weights published in MXFP4, such as the experts of gpt-oss, or in FP8 loaded in the model's dtype: packed
+    weights cannot be trained, and adapters would leave them out.
+
+    Raises:
+        BackendError: the weights are quantised in another way.
+    """
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
+        return
+    if quantization["quant_method"] not in ("mxfp4", "fp8"):
+        raise BackendError(
+            f"base model {name!r} is quantised with {quantization['quant_method']}; the local backend trains full "
+            "weights, and those in MXFP4 and FP8, which it dequantises; choose the model's unquantised version"
+        )
+    quantization["dequantize"] = True
 
 
 def _context(config: PreTrainedConfig) -> tuple[int, str]:
