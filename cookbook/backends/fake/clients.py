@@ -305,7 +305,7 @@ class FakeTrainingClient:
 
     def _load(self, path: str, with_optimizer: bool) -> None:
         settings, weights = read_state(path, with_optimizer)
-        saved, own = _identity(settings), _identity(self._settings)
+        saved, own = settings.identity, self._settings.identity
         if saved != own:
             raise CheckpointError(
                 f"{path}: was saved with {saved}, but this session has {own}; use the same, or "
@@ -386,11 +386,6 @@ class FakeSamplingClient:
         for row in self._logprobs[list(prompt.tokens[:-1])]:
             top.append([(int(token), float(row[token])) for token in np.argsort(-row, kind="stable")[:top_k]])
         return top
-
-
-def _identity(settings: SessionSettings) -> str:
-    """What a save and the session that loads it must have in common."""
-    return f"base model {settings.base_model!r}, rank {settings.rank}, alpha {settings.alpha:g}, role {settings.role}"
 
 
 def _resolved(work: Callable[[], T]) -> APIFuture[T]:

@@ -28,6 +28,11 @@ class SessionSettings:
     seed: int | None
     role: Role
 
+    @property
+    def identity(self) -> str:
+        """What a save and the session that loads it must have in common."""
+        return f"base model {self.base_model!r}, rank {self.rank}, alpha {self.alpha:g}, role {self.role}"
+
 
 def write_state(path: Path, settings: SessionSettings, weights: TrainedWeights, with_optimizer: bool) -> None:
     """Write a folder under another name, then rename it; an earlier save of the name is removed last."""
