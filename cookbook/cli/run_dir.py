@@ -210,6 +210,8 @@ def claim(config: RunConfig) -> None:
             )
     with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        # First: an older summary must not stand beside a configuration with more steps.
+        (folder / "summary.json").unlink(missing_ok=True)
     saved.write_config(config)
     write_environment(config)
 

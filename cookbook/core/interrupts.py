@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE = 2
 """After more signals the process ends at once. Files are replaced as a whole, so none is left half written."""
 
-WAITING = b"stopping when this step has ended; repeat the signal to stop at once\n"
+WAITING = b"stopping as soon as a checkpoint can be made; repeat the signal to stop at once\n"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -78,6 +78,18 @@ def unshield() -> None:
     number = clear()
     if number is not None:
         raise Interrupted(number)
+
+
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """The block between `shield` and `unshield`. An error of the block takes precedence over a signal."""
+    shield()
+    try:
+        yield
+    except BaseException:
+        clear()
+        raise
+    unshield()
 
 
 def clear() -> int | None:

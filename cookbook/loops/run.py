@@ -294,9 +294,11 @@ def open_run(
             try:
                 run.save_after(error)
             finally:  # a second signal does not wait for the save
-                tracker.fail(error, run.summary("failed"))
+                with interrupts.shielded():
+                    tracker.fail(error, run.summary("failed"))
             raise
-        tracker.finish(run.summary("completed"))
+        with interrupts.shielded():
+            tracker.finish(run.summary("completed"))
 
 
 def check_steps(total_steps: int, next_step: int, run_dir: str) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cookbook.cli.run_dir import choose, claim, is_finished
+from cookbook.cli.run_dir import choose, claim, held, is_finished
 from cookbook.core.errors import CheckpointError, ConfigError
 from cookbook.loops.algorithms.grpo import GRPOConfig
 from cookbook.loops.config import ModelConfig, RunConfig
 from cookbook.loops.sft import SFTConfig
 from cookbook.tracking.checkpoints import Checkpoint, CheckpointLog
+from cookbook.tracking.lock import locked
 
 
 def configured(run_dir: Path, **changes) -> RunConfig:
@@ -68,6 +69,32 @@ def test_auto_without_a_folder_takes_the_newest_unfinished_run(tmp_path: Path):
     start_run(tmp_path / "z-older", status="failed", started=20)
     newest = start_run(tmp_path / "newer", started=30)
     assert choose(fresh, given=False, resume="auto") == newest
+
+
+def test_auto_does_not_join_a_run_that_is_alive(tmp_path: Path):
+    older = start_run(tmp_path / "older", started=20)
+    newest = start_run(tmp_path / "newest", started=30)
+    with locked(newest):
+        assert choose(tmp_path / "fresh", given=False, resume="auto") == older
+    assert choose(tmp_path / "fresh", given=False, resume="auto") == newest
+
+
+def test_runs_that_start_together_have_folders_of_their_own(tmp_path: Path):
+    place = tmp_path / "runs" / "now"
+    with held(place, new=True) as first, held(place, new=True) as second, held(place, new=True) as third:
+        assert [folder.name for folder in (first, second, third)] == ["now", "now-2", "now-3"]
+        (second / "config.yaml").write_text("recipe: test")
+    assert list((tmp_path / "runs").iterdir()) == [tmp_path / "runs" / "now-2"]
+
+
+def test_a_folder_in_which_nothing_was_written_is_gone_but_not_one_that_was_there(tmp_path: Path):
+    with held(tmp_path / "a" / "b", new=False):
+        assert (tmp_path / "a" / "b").is_dir()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    with held(tmp_path / "mine", new=False), pytest.raises(CheckpointError, match="has been running there since"):
+        held(tmp_path / "mine", new=False).__enter__()
+    assert (tmp_path / "mine").is_dir()
 
 
 def test_a_path_must_be_a_run_and_agree_with_run_dir(tmp_path: Path):

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from cookbook.core.errors import DataError
-from cookbook.core.types import Datum, ModelInput, SamplingParams
+from cookbook.core.errors import ConfigError, DataError
+from cookbook.core.types import AdamParams, Datum, ModelInput, SamplingParams
 
 INPUT = ModelInput.from_ints([5, 6, 7])
 
@@ -94,3 +94,21 @@ def test_model_input_equals_and_hashes_by_content() -> None:
 def test_sampling_params_name_the_setting_out_of_range(setting: str, value: float) -> None:
     with pytest.raises(DataError, match=setting):
         SamplingParams(**{"max_tokens": 8, setting: value})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0, "inf", "nan", "1e-3", None, True])
+@pytest.mark.parametrize("name", ["learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"])
+def test_adam_params_are_finite_numbers_in_range(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"^AdamParams\.{name}={value}: must be "):
+        AdamParams(**{name: value})
+
+
+def test_adam_params_at_the_borders_of_their_ranges() -> None:
+    AdamParams(learning_rate=0, beta1=0, beta2=np.float32(0.5), weight_decay=0, grad_clip_norm=0)
+    for name, value in (("beta1", 1.0), ("beta2", 1.0), ("eps", 0.0)):
+        with pytest.raises(ConfigError, match=name):
+            AdamParams(**{name: value})
+    params = AdamParams()
+    params.learning_rate = float("nan")
+    with pytest.raises(ConfigError, match=r"AdamParams\.learning_rate=nan"):
+        params.check()

@@ -271,6 +271,8 @@ class FakeTrainingClient:
         logprobs = target_logprobs(logits, previous, targets, temperature)
         counted = inputs["weights"] != 0  # a masked position must have no effect, not even by an overflow
         values, slopes = loss.terms(logprobs[counted], {key: array[counted] for key, array in inputs.items()}, config)
+        if not np.isfinite(values.sum()):
+            raise BackendError(f"loss {loss_fn!r} is {values.sum()}; nothing was added to the gradient")
         if backward:
             self._weights.gradient += logits_gradient(logits, previous[counted], targets[counted], slopes, temperature)
         return ForwardBackwardOutput(split(logprobs, data), {"loss:sum": float(values.sum())})

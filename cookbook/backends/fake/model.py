@@ -160,7 +160,8 @@ class TrainedWeights:
         if not np.isfinite(self.gradient).all():
             self.gradient = np.zeros_like(self.table)
             return {"grad_norm": 0.0, "skipped_steps": 1.0}
-        norm = self.adam_step(params)
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = self.adam_step(params)
         self.check_finite("optim_step")
         return {"grad_norm": norm, "skipped_steps": 0.0}
 

@@ -158,9 +158,7 @@ class TinkerService:
         except AttributeError:
             pass  # drop-ins that have no such method end their sessions when the process ends
         except Exception as error:  # any error of the SDK; nothing depends on it
-            logger.warning(
-                "the session could not be ended (%s); the service will do so by itself", " ".join(str(error).split())
-            )
+            logger.info("the session could not be ended (%r); the service will do so by itself", error)
 
     def _training_client(self, client: Any, base_model: str, role: Role) -> TinkerTrainingClient:
         return TinkerTrainingClient(
