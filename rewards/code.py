@@ -16,6 +16,7 @@ from cookbook.sandbox.base import Language, Sandbox
 from cookbook.sandbox.problem import CodeProblem, StdinTests
 from rewards.code_cache import SharedResults
 from rewards.code_extract import extract_program, parse_python
+from rewards.code_imports import missing_modules
 from rewards.code_judge import Judge, Outcome, TestStatus
 
 _SILENT: dict[Language, str] = {
@@ -81,7 +82,7 @@ class CodeReward:
         self._mode = mode
         self._format_weight = format_weight
         self._stop_at_first_failure = stop_at_first_failure and mode == "all"
-        self._languages = sandbox.languages
+        self._languages, self._modules = sandbox.languages, sandbox.python_modules
         self._judge = Judge(sandbox, time_limit_s, memory_limit_mb, wall_factor, parallel_tests)
         self._verdicts: SharedResults[tuple[str, str], tuple[Outcome, ...]] = SharedResults(remembered)
 
@@ -127,6 +128,16 @@ class CodeReward:
                 "choose another sandbox or dataset"
             )
         return problem
+
+    def check_gold(self, example: Example) -> None:
+        """Check, without running anything, that the sandbox can run the example's tests. Raises DataError."""
+        problem = self._problem(example)
+        missing = [] if self._modules is None else missing_modules(problem, self._modules)
+        if missing:
+            raise DataError(
+                f"rewards.code.CodeReward: the tests of {example.id} import {', '.join(missing)}, which the sandbox "
+                "does not have; remove the example, or choose another sandbox"
+            )
 
     def validate(self, examples: Iterable[Example]) -> None:
         """Check that each gold program (`extra["solution"]`) passes all tests, and that an empty program fails.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from cookbook.core.errors import ConfigError
 from cookbook.core.examples import Example
+from cookbook.core.judging import check_gold
 from cookbook.core.rollouts import Completion, Metrics, Reward, RewardResult
 from cookbook.core.scoring import as_result, call
 from cookbook.core.suggest import did_you_mean
@@ -64,6 +65,11 @@ class Weighted:
             return RewardResult(0.0, "error", metrics, details)
         value = sum(self._weights[name] * result.value for name, result in results.items())
         return RewardResult(value, results[self._status_from].status, metrics, details)
+
+    def check_gold(self, example: Example) -> None:
+        """Have all components that can check the gold answer. Raises DataError."""
+        for component in self._components.values():
+            check_gold(component, example)
 
     def validate(self, examples: Iterable[Example]) -> None:
         """Validate all components that have `validate`. Raises DataError."""

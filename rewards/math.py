@@ -26,16 +26,24 @@ class GSM8K:
     """
 
     def __call__(self, completion: Completion, example: Example) -> RewardResult:
+        gold = self._gold(example)
+        answer = extract_answer(completion.text)
+        if answer is None:
+            return RewardResult(0.0, "malformed")
+        return RewardResult(1.0, "correct") if answer == gold else RewardResult(0.0, "wrong")
+
+    def check_gold(self, example: Example) -> None:
+        """Check that the gold answer is a number. Raises DataError."""
+        self._gold(example)
+
+    def _gold(self, example: Example) -> str:
         gold = normalize_number(example.answer)
         if gold is None:
             raise DataError(
                 f"rewards.math.GSM8K: gold answer {example.answer[:60]!r} of {example.id} is not a number; "
                 "fix the dataset"
             )
-        answer = extract_answer(completion.text)
-        if answer is None:
-            return RewardResult(0.0, "malformed")
-        return RewardResult(1.0, "correct") if answer == gold else RewardResult(0.0, "wrong")
+        return gold
 
     def validate(self, examples: Iterable[Example]) -> None:
         """Check that each worked answer scores 1, and 0 with its number changed.

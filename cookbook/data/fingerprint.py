@@ -61,9 +61,9 @@ def _split(rows: Sequence[Any]) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """For `json.dumps`: what it does not know, without anything that differs between processes."""
+    """For `json.dumps`: what it does not know, without anything that differs between processes or places."""
     if is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
+        return {field.name: getattr(value, field.name) for field in fields(value) if field.name != "source"}
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, set | frozenset):

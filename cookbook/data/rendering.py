@@ -57,6 +57,8 @@ class Renderer:
         ) as error:  # the last two: no vocabulary file, a special token is missing
             raise ConfigError(f"model.renderer={name}: {error}") from error
         self._tokenizer = tokenizer
+        # Lengths are checked row by row, where the row can be named.
+        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
         template = f"chat template of {model_name or tokenizer.name_or_path or 'the tokenizer'}"
         self._by_template = name == "default"
         self._format = template if self._by_template else f"renderer {name!r}"

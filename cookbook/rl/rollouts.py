@@ -140,11 +140,18 @@ class _Collection:
         action: SampledSequence | None,
         place: tuple[int, int],
     ) -> Trajectory:
-        """One episode from its first observation on. `action` is the first turn, where it has been sampled already."""
+        """One episode from its first observation on. `action` is the first turn, where it has been sampled already.
+
+        A later turn may use what is left of the context. Where nothing is left, the episode ends there as "length".
+        """
         transitions: list[Transition] = []
         while observation is not None:
+            if transitions and self._room(observation) < 1:
+                transitions[-1] = replace(transitions[-1], stop_reason="length")
+                break
             if action is None:
-                (action,) = await self._sample(observation, 1, (*place, len(transitions)))
+                limit = self._room(observation) if transitions else None
+                (action,) = await self._sample(observation, 1, (*place, len(transitions)), limit)
             with self.pending.step(example.id):
                 outcome = await env.step(action)
             transitions.append(
@@ -160,10 +167,16 @@ class _Collection:
             observation, action = outcome.next_observation, None
         return Trajectory(tuple(transitions))
 
+    def _room(self, observation: Observation) -> int:
+        """How many tokens may follow an observation."""
+        most, context_length = self._sampling_params.max_tokens, self._sampler.context_length
+        return most if context_length is None else min(most, context_length - len(observation.prompt_tokens))
+
     async def _sample(
-        self, observation: Observation, num_samples: int, place: tuple[int, ...]
+        self, observation: Observation, num_samples: int, place: tuple[int, ...], max_tokens: int | None = None
     ) -> list[SampledSequence]:
         params = replace(self._sampling_params, stop=observation.stop, seed=derive_seed(*self._seed_path, *place))
+        params = params if max_tokens is None else replace(params, max_tokens=max_tokens)
         response = await self._sampler.sample(ModelInput(observation.prompt_tokens), num_samples, params)
         self._last_sample_at = time.perf_counter()
         return response.sequences

@@ -53,6 +53,11 @@ class Sandbox(Protocol):
     def languages(self) -> frozenset[Language]: ...
 
     @property
+    def python_modules(self) -> frozenset[str] | None:
+        """The top-level modules that Python programs can import; None where they are not known."""
+        ...
+
+    @property
     def isolation(self) -> str:
         """One line that says how programs are isolated from the machine."""
         ...

@@ -169,6 +169,11 @@ class FusionSandbox:
         return frozenset(get_args(Language)) - self._missing.keys()
 
     @property
+    def python_modules(self) -> None:
+        """Not known: they depend on the server's image."""
+        return None
+
+    @property
     def isolation(self) -> str:
         return (
             f"SandboxFusion at {self._base_url}: all programs share its container; the server limits wall time, and "

@@ -93,6 +93,11 @@ class LocalSandbox:
         return self._languages
 
     @property
+    def python_modules(self) -> frozenset[str]:
+        """Those of the standard library."""
+        return sys.stdlib_module_names
+
+    @property
     def isolation(self) -> str:
         return self._isolation
 

@@ -31,6 +31,8 @@ PARAMS = SamplingParams(max_tokens=4)
 class ScriptedSampler:
     """Sample j of a prompt continues with token 100 + j; every request is kept."""
 
+    context_length: int | None = None
+
     def __init__(self, fail=False):
         self.requests = []
         self.fail = fail
@@ -253,3 +255,14 @@ def test_what_no_grader_can_judge_is_not_held_against_this_one():
     assert grading_failures([good, failed(error="down"), failed(error="late")]) == (2 / 3, "down")
     assert grading_failures([good, failed(error="gold", unjudgeable=True)]) == (0.0, "gold")
     assert grading_failures([failed(error="gold", unjudgeable=True)]) == (1.0, "gold")
+
+
+@pytest.mark.parametrize(("context", "second_turn"), [(11, 4), (9, 2), (8, 1), (7, None)])
+def test_a_later_turn_uses_what_is_left_of_the_context_and_ends_the_episode_where_nothing_is(context, second_turn):
+    sampler = ScriptedSampler()
+    sampler.context_length = context  # the second prompt has 7 tokens
+    trajectory = collect(sampler, EXAMPLES[:1], TwoTurns, 1, PARAMS, (0,)).groups[0].trajectories[0]
+    later = [params.max_tokens for _, _, params in sampler.requests[1:]]
+    assert later == ([] if second_turn is None else [second_turn])
+    assert len(trajectory.transitions) == 1 + len(later)
+    assert trajectory.transitions[-1].stop_reason == ("length" if second_turn is None else "eos")
