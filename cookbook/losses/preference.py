@@ -166,7 +166,8 @@ class KTO(CompletionLoss):
 
     The baseline z0 carries no gradient. With `baseline="mismatched"`, the paper's, it is max(0, mean of r) over datums
     that hold a prompt with another prompt's completion, marked by an array `mismatched` filled with 1; these have no
-    loss of their own. Without any, as in a batch of a single prompt, z0 is 0. It is an estimate over one call: give the examples of an `optim_step` in one call, which a
+    loss of their own. Without any, as in a batch of a single prompt, z0 is 0. It is an estimate over one call: give
+    the examples of an `optim_step` in one call, which a
     backend may split as it likes. With `baseline="zero"` z0 is 0, there are no such datums, and any split of the
     examples over calls gives the same gradient.
 

@@ -98,8 +98,10 @@ from cookbook.sandbox.base import Limits
 local.USE_NAMESPACES = {namespaces}
 sandbox = local.LocalSandbox(workers=1)
 sleep = "import time; time.sleep(600)"
-threading.Thread(target=lambda: asyncio.run(sandbox.run(sleep, "python", limits=Limits(wall_s=600)))).start()
+runs = threading.Thread(target=lambda: asyncio.run(sandbox.run(sleep, "python", limits=Limits(wall_s=600))))
+runs.start()
 print(next(iter(sandbox._pool._all))._process.pid, flush=True)
+runs.join()  # an interpreter that ends refuses new work
 """
     root = str(Path(__file__).parents[2])
     with subprocess.Popen(
