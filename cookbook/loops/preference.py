@@ -14,7 +14,7 @@ from typing import Annotated
 
 import numpy as np
 
-from cookbook.core.clients import APIFuture
+from cookbook.core.clients import APIFuture, CustomLoss
 from cookbook.core.datums import only_inputs, with_inputs
 from cookbook.core.errors import ConfigError
 from cookbook.core.examples import LabelledCompletion, PreferencePair
@@ -44,15 +44,20 @@ class Components(CommonComponents):
     """Pairs with a loss over pairs, or labelled completions with a loss over those."""
 
     dataset: Annotated[PreferenceDataset | LabelledDataset, Kinds("pairs", "labelled")]
-    loss: Annotated[PreferenceLoss, Kinds("pairs", "labelled")]
+    loss: Annotated[PreferenceLoss | CustomLoss, Kinds("pairs", "labelled", "custom")]
+
+    @property
+    def holds_pairs(self) -> bool:
+        return isinstance(self.dataset.train[0], PreferencePair)
 
     def __post_init__(self) -> None:
-        holds_pairs = isinstance(self.dataset.train[0], PreferencePair)
-        if holds_pairs and self.loss.kind == "labelled":
+        if not isinstance(self.loss, PreferenceLoss):
+            return
+        if self.holds_pairs and self.loss.kind == "labelled":
             raise ConfigError(
                 "loss=kto: takes labelled completions, but the dataset holds pairs; choose dataset=kto or loss=dpo"
             )
-        if not holds_pairs and self.loss.kind == "pairs":
+        if not self.holds_pairs and self.loss.kind == "pairs":
             raise ConfigError(
                 "loss: takes pairs, but the dataset holds labelled completions; choose dataset=preference or loss=kto"
             )
@@ -61,18 +66,18 @@ class Components(CommonComponents):
 def run(config: RunConfig, components: Components) -> float | None:
     """Train on preferences: see `cookbook.loops.supervised.run`."""
     headline = ("loss", "accuracy/train", "eval/accuracy", "eval/margin")
-    task = Pairs if components.loss.kind == "pairs" else Labelled
+    task = Pairs if components.holds_pairs else Labelled
     return supervised.run(config, components, components.dataset, lambda run: task(run, components.loss), headline)
 
 
 class _PreferenceTask:
     """What pairs and labelled completions share: the reference, the gradient, and the evaluation."""
 
-    def __init__(self, run: Run, loss: PreferenceLoss) -> None:
+    def __init__(self, run: Run, loss: PreferenceLoss | CustomLoss) -> None:
         self._run, self._loss = run, loss
         self.rows = supervised.Rows(run, "last_assistant")
         self._reference = None
-        if loss.needs_reference:
+        if not isinstance(loss, PreferenceLoss) or loss.needs_reference:  # a function may read `ref_logprobs`
             file = Path(run.config.run_dir) / REFERENCE_FILE
             self._reference = ReferenceLogprobs(reference_sampler(run.config, run.service), file)
 
@@ -89,7 +94,13 @@ class _PreferenceTask:
         """The loss and its metrics on held-out rows."""
         inputs = [only_inputs(datum, ("target_tokens", "weights")) for datum in data]
         outputs = self._run.policy.forward(inputs, "cross_entropy").result().loss_fn_outputs
-        metrics = self._loss.measure(data, [output["logprobs"] for output in outputs])
+        logprobs = [output["logprobs"] for output in outputs]
+        if isinstance(self._loss, PreferenceLoss):
+            metrics = self._loss.measure(data, logprobs)
+        else:
+            from cookbook.losses.custom import measure  # imported here because it needs torch
+
+            metrics = measure(self._loss, data, logprobs)
         return {"loss" if key == "loss:sum" else key.partition(":")[0]: value for key, value in metrics.items()}
 
 
@@ -122,7 +133,7 @@ class Labelled(_PreferenceTask):
         data = [
             _filled(_weighted(datum, 1 / len(rendered)), "desirable", float(row.desirable)) for row, datum in rendered
         ]
-        if self._loss.needs_mismatched:
+        if isinstance(self._loss, PreferenceLoss) and self._loss.needs_mismatched:
             for row in mismatched([row for row, _ in rendered]):
                 with suppress(BadRow):  # too long together
                     data.append(_filled(self.render(row)[1], "mismatched", 1.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from cookbook.core.callables import callable_name, describe_exception
@@ -57,6 +58,12 @@ def differentiate(
     return [
         torch.zeros_like(lp) if slope is None else slope for lp, slope in zip(logprobs, slopes, strict=True)
     ], complete
+
+
+def measure(loss_fn: CustomLoss, data: Sequence[Datum], logprobs: Sequence[np.ndarray]) -> dict[str, float]:
+    """The metrics of a custom loss, `loss:sum` among them, at given logprobs. Raises as `differentiate`."""
+    leaves = [torch.tensor(values, requires_grad=True) for values in logprobs]
+    return differentiate(loss_fn, data, leaves)[1]
 
 
 def _checked(returned: object, owner: str) -> tuple[torch.Tensor, Mapping[str, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class BuiltinLoss:
     config: Mapping[str, float] = field(default_factory=dict)
 
 
+@runtime_checkable
 class PreferenceLoss(Protocol):
     """A custom loss over whole completions, and what a loop needs to know to build its datums."""
 

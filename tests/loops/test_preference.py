@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from cookbook.backends.fake import FakeService
 from cookbook.backends.fake.clients import FAKE_CAPABILITIES
@@ -65,6 +66,23 @@ def test_held_out_pairs_come_apart(tmp_path, loss):
     assert service.references == (1 if loss.needs_reference else 0)
     if loss.needs_reference:
         assert evaluations["before"]["accuracy"] == 0.5 and evaluations["before"]["margin"] == 0
+
+
+def margin_loss(data, logprobs, beta=0.1):
+    """A plain function: the logistic loss of the margin between the two sides, relative to the reference."""
+    arrays = [datum.loss_fn_inputs for datum in data]
+    gains = [
+        (lp - torch.as_tensor(array["ref_logprobs"])) * torch.as_tensor(array["weights"])
+        for array, lp in zip(arrays, logprobs, strict=True)
+    ]
+    margins = torch.stack([c.sum() - r.sum() for c, r in zip(gains[::2], gains[1::2], strict=True)])
+    return -torch.nn.functional.logsigmoid(margins / beta).mean(), {"accuracy": float((margins > 0).float().mean())}
+
+
+def test_a_plain_function_is_a_loss_too(tmp_path):
+    run_dir = run(configured(tmp_path / "run", steps=12), margin_loss)
+    assert summary(run_dir)["eval"]["after"]["accuracy"] >= 0.9
+    assert {"loss", "accuracy/train"} <= {key for line in metric_lines(run_dir) for key in line}
 
 
 @pytest.mark.parametrize("baseline", ["mismatched", "zero"])
