@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import functools
+import sysconfig
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
+
+_NOT_THE_USERS = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    str(Path(__file__).parents[1]),
+)
 
 
 def callable_name(function: Callable[..., Any]) -> str:
@@ -19,8 +26,14 @@ def callable_name(function: Callable[..., Any]) -> str:
 
 
 def describe_exception(error: BaseException, during: str = "") -> str:
-    """`ValueError: message during, at file:line`, where `file:line` is the place that raised it."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    """`ValueError: message during, at file:line`.
+
+    `file:line` is the last place in code of the user's own: a library that it called, or that replaces a function of
+    Python's such as sys.exit, does not show what to fix.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    frame = (own or frames)[-1]
     return f"{type(error).__name__}: {one_line(str(error))}{during}, at {frame.filename}:{frame.lineno}"
 
 

@@ -42,8 +42,10 @@ def test_a_broken_row_is_named_with_its_line(cli: CommandLine, data_folder: Path
     file = data_folder / "train.jsonl"
     rows = file.read_text().splitlines()
     file.write_text("\n".join([*rows[:2], rows[2][:-5], *rows[3:]]))
-    line = cli(*RECIPE, "dataset=gsm8k", f"dataset.path={data_folder}").line()
-    assert "train.jsonl:3" in line
+    arguments = (*RECIPE, "dataset=gsm8k", f"dataset.path={data_folder}")
+    assert "train.jsonl:3" in cli(*arguments, "dataset.on_bad_row=fail").line()
+    ran = cli(*arguments)
+    assert ran.status == 0 and "train.jsonl:3" in ran.out, ran.err
 
 
 def test_a_reward_that_raises_is_named_with_its_error(

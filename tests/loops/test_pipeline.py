@@ -45,7 +45,6 @@ class RecordingService(FakeService):
             self.started_from.append(Path(path).name)
             return load_state(path)
 
-
         def counted(params):
             self.steps_to_live -= 1
             if self.steps_to_live < 0:

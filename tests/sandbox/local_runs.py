@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,14 @@ def eventually(happened: Callable[[], bool], within_s: float = 60.0) -> bool:
 
 
 def chain(pid: int) -> list[int]:
-    """The process and its first child, that one's first child, and so on."""
-    pids = [pid]
-    while children := Path(f"/proc/{pids[-1]}/task/{pids[-1]}/children").read_text().split():
-        pids.append(int(children[0]))
+    """The process and its first child, that one's first child, and so on. One that ends meanwhile is not among them."""
+    pids = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        children = [str(pid)]
+        while children:
+            below = Path(f"/proc/{children[0]}/task/{children[0]}/children").read_text().split()
+            pids.append(int(children[0]))
+            children = below
     return pids
 
 
