@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cookbook.sandbox.base import Language
+from rewards.fences import Block, Line, block_text, read_blocks, read_lines
+from rewards.final_part import final_part
 
 ALIASES: dict[Language, frozenset[str]] = {
     "python": frozenset({"python", "python3", "py", "py3"}),
@@ -23,14 +24,11 @@ ALIASES: dict[Language, frozenset[str]] = {
 _BARE: dict[Language, re.Pattern[str]] = {
     "cpp": re.compile(r"\bmain\s*\("),
     "java": re.compile(r"\bclass\s+\w"),
-    "go": re.compile(r"^\s*package\s+\w", re.MULTILINE),
+    "go": re.compile(r"^[^\S\n]*+package\s+\w", re.MULTILINE),
     "rust": re.compile(r"\bfn\s+main\b"),
-    "javascript": re.compile(r"\bconsole\.|\brequire\s*\(|\bprocess\.|^\s*import\b", re.MULTILINE),
+    "javascript": re.compile(r"\bconsole\.|\brequire\s*\(|\bprocess\.|^[^\S\n]*+import\b", re.MULTILINE),
 }
 """What a text without fences must contain to be a program; Python is parsed instead."""
-
-_FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<marks>`{3,}|~{3,})(?P<info>[^`]*)$")
-_TAG = re.compile(r"[\w+#-]+")
 
 
 @dataclass(frozen=True)
@@ -41,88 +39,66 @@ class ExtractedProgram:
     fenced: bool
 
 
-@dataclass(frozen=True)
-class _Block:
-    tag: str
-    text: str
-    closed: bool
-
-
 def extract_program(text: str, language: Language) -> ExtractedProgram | None:
-    """The program of a completion, or None if there is none.
+    """The program of a completion, or None if there is none. Only the final part of the completion counts.
 
-    Thinking (up to the last `</think>`) is removed; if `<think>` is never closed, there is no program. The program is
-    the last code block (three or more backticks or tildes) that is tagged with the language, or else the last untagged
-    one. A block that is never closed extends to the end. A text without fences is the program if it looks like one.
+    The program is the last code block (three or more backticks or tildes) that is tagged with the language, or else the
+    last untagged one. A block that is never closed extends to the end. A text without fences is the program if it looks
+    like one, and so is the text before the first fence if the blocks hold none: its opening fence is missing.
     """
-    _, _, answer = text.rpartition("</think>")
-    if "<think>" in answer:
+    if language == "python" and "```" not in text and "~~~" not in text and _is_program(text, language):
+        return ExtractedProgram(_stripped(text), fenced=False)
+    answer = final_part(text)
+    if answer is None:
         return None
-    blocks = [block for block in _blocks(answer) if block.text.strip()]
-    for tags in (ALIASES[language], {""}):
-        for block in reversed(blocks):
-            if block.tag in tags:
-                return ExtractedProgram(block.text, fenced=block.closed and block.tag != "")
-    if not any(_FENCE.match(line) for line in _lines(answer)) and _is_program(answer, language):
-        return ExtractedProgram(answer.strip("\r\n") + "\n", fenced=False)
-    return None
+    lines = read_lines(answer)
+    blocks = [block for block in read_blocks(lines) if block.text.strip()]
+    for block in reversed(blocks):
+        if block.tag in ALIASES[language]:
+            return _program(lines, block, language)
+    untagged = [block for block in reversed(blocks) if not block.tag]
+    for block in untagged:
+        if block.closed and _is_program(block.text, language):
+            return _program(lines, block, language)
+    first_fence = next((line for line in lines if line.fence is not None), None)
+    if first_fence is None or (first_fence.fence and not first_fence.fence["info"].strip()):
+        bare = answer if first_fence is None else answer[: first_fence.start]
+        if _is_program(bare, language):
+            return ExtractedProgram(_stripped(bare), fenced=False)
+    return _program(lines, untagged[0], language) if untagged else None
 
 
-def _blocks(text: str) -> Iterator[_Block]:
-    """The fenced code blocks in order.
-
-    Two differences from CommonMark: fences may be indented, as in lists, and a tagged fence inside a block starts the
-    next block, since the closing fence may be missing. A fence indented four spaces more than its block is text.
-    """
-    opening: re.Match[str] | None = None
-    content: list[str] = []
-    for line in _lines(text):
-        fence = _FENCE.match(line)
-        if opening is None:
-            opening, content = fence, []
-            continue
-        indent = len(opening["indent"])
-        if fence is not None and len(fence["indent"]) < indent + 4:
-            same_kind = fence["marks"].startswith(opening["marks"])
-            tagged = bool(fence["info"].strip())
-            if same_kind and not tagged:
-                yield _block(opening, content, closed=True)
-                opening = None
-                continue
-            if tagged and (same_kind or _tag(opening) in ("markdown", "md")):
-                yield _block(opening, content, closed=False)
-                opening, content = fence, []
-                continue
-        # As much of the fence's own indentation as the line has.
-        content.append(line[min(indent, len(line) - len(line.lstrip(" \t"))) :])
-    if opening is not None:
-        yield _block(opening, content, closed=False)
+def _program(lines: list[Line], block: Block, language: Language) -> ExtractedProgram:
+    """The program of a block. Python that ends in the middle of a text goes on to the last fence, if it is whole then:
+    the fences between are part of a text in the program."""
+    text = block.text
+    if language == "python" and block.closed and parse_python(text) is None:
+        fences = (
+            number
+            for number in range(len(lines) - 1, block.end, -1)
+            if (fence := lines[number].fence) and fence["marks"].startswith(block.marks) and not fence["info"].strip()
+        )
+        longer = block_text(lines[block.first : next(fences, block.end)], block.indent)
+        text = longer if parse_python(longer) is not None else text
+    return ExtractedProgram(text.removeprefix("\ufeff"), fenced=block.closed and block.tag != "")
 
 
-def _lines(text: str) -> list[str]:
-    # Not str.splitlines, which also splits at characters that may occur inside a string.
-    return text.replace("\r\n", "\n").split("\n")
-
-
-def _block(opening: re.Match[str], content: list[str], closed: bool) -> _Block:
-    return _Block(_tag(opening), "\n".join(content).rstrip("\n") + "\n", closed)
-
-
-def _tag(fence: re.Match[str]) -> str:
-    """The first word after the fence: `python`, `{.python}` and `python title="a.py"` are python."""
-    tag = _TAG.search(fence["info"])
-    return "" if tag is None else tag[0].lower()
+def _stripped(program: str) -> str:
+    return program.replace("\r\n", "\n").removeprefix("\ufeff").strip("\r\n") + "\n"
 
 
 def _is_program(text: str, language: Language) -> bool:
     if language != "python":
         return _BARE[language].search(text) is not None
     tree = parse_python(text)
-    # A single word or number is also a valid Python expression, but does nothing.
-    return tree is not None and any(
-        not isinstance(statement, ast.Expr) or any(isinstance(node, ast.Call) for node in ast.walk(statement))
-        for statement in tree.body
-    )
+    return tree is not None and any(_does_something(statement) for statement in tree.body)
+
+
+def _does_something(statement: ast.stmt) -> bool:
+    """False for words that happen to be Python: `word`, `42`, `Answer: below`."""
+    if isinstance(statement, ast.AnnAssign):
+        return statement.value is not None
+    return not isinstance(statement, ast.Expr) or any(isinstance(node, ast.Call) for node in ast.walk(statement))
 
 
 def parse_python(text: str) -> ast.Module | None:
@@ -130,6 +106,6 @@ def parse_python(text: str) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.parse(text)
+            return ast.parse(text.removeprefix("\ufeff"))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

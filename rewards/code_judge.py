@@ -19,8 +19,8 @@ from cookbook.core.errors import DataError
 from cookbook.sandbox.base import ExecResult, Limits, Sandbox
 from cookbook.sandbox.problem import AssertTests, CallTests, CodeProblem, StdinTests
 from rewards.code_cache import SharedResults
-from rewards.code_compare import same_output, same_value
-from rewards.code_replay import DECODE_ERRORS, NotPlain, call_request, decode
+from rewards.code_compare import ForgedAnswerError, read_answer, same_output, same_value
+from rewards.code_replay import NotPlain, call_request
 
 TestStatus = Literal[
     "passed", "wrong", "timeout", "runtime_error", "memory", "output", "compile_error", "infrastructure_error"
@@ -79,6 +79,7 @@ class Judge:
         self._wall_factor = wall_factor
         self._parallel_tests = parallel_tests
         self._first_calls: SharedResults[AssertTests, list[str]] = SharedResults(size=1024)
+        self._checker_works: SharedResults[tuple[str, int], bool] = SharedResults(size=4096)
 
     async def judge(
         self, program: str, problem: CodeProblem, stop_at_first_failure: bool, name: str
@@ -96,7 +97,7 @@ class Judge:
             async def run_case(case: int) -> Outcome:
                 try:
                     if isinstance(tests, StdinTests):
-                        return await self._run_stdin_case(program, problem, tests, case)
+                        return await self._run_stdin_case(program, problem, tests, case, name)
                     return await self._run_call_case(program, problem, tests, case, name)
                 except _SandboxFailureError as error:
                     return Outcome("infrastructure_error", str(error))
@@ -160,7 +161,9 @@ class Judge:
 
     # --- Programs that read stdin
 
-    async def _run_stdin_case(self, program: str, problem: CodeProblem, tests: StdinTests, case: int) -> Outcome:
+    async def _run_stdin_case(
+        self, program: str, problem: CodeProblem, tests: StdinTests, case: int, name: str
+    ) -> Outcome:
         text, expected = tests.cases[case]
         # Twice the length of the expected output, so that no correct output is too long.
         result = await self._run(problem, _with_prelude(problem, program), text, output_kb=2 * len(expected) // 1024)
@@ -169,15 +172,26 @@ class Judge:
             return Outcome(status, _last_line(result.stderr))
         if tests.checker is None:
             return Outcome("passed" if same_output(result.stdout, expected, tests.float_tolerance) else "wrong")
-        files = {"input.txt": text, "expected.txt": expected, "output.txt": result.stdout}
-        checked = await self._run(problem, tests.checker, files=files, trusted=True)
+        checked = await self._check(problem, tests, case, result.stdout)
         if checked.status == "ok":
             return Outcome("passed")
-        if checked.status == "runtime_error" and checked.exit == 1:
+        if _refused(checked):
             return Outcome("wrong", _last_line(checked.stderr))
-        raise _SandboxFailureError(
-            f"the checker ended with {checked.status} and exit status {checked.exit}: {_last_line(checked.stderr)}"
-        )
+        # What the program has printed is the cause, if the checker works on what it should have printed.
+        works = await self._checker_works.get((name, case), lambda: self._checker_accepts(problem, tests, case))
+        ended = f"the checker ended with {checked.status} and exit status {checked.exit}: {_last_line(checked.stderr)}"
+        if not works:
+            raise _SandboxFailureError(f"{ended}; it does not accept the expected output of test {case} either")
+        return Outcome("wrong", ended)
+
+    async def _check(self, problem: CodeProblem, tests: StdinTests, case: int, output: str) -> ExecResult:
+        text, expected = tests.cases[case]
+        files = {"input.txt": text, "expected.txt": expected, "output.txt": output}
+        return await self._run(problem, tests.checker or "", files=files, trusted=True)
+
+    async def _checker_accepts(self, problem: CodeProblem, tests: StdinTests, case: int) -> bool:
+        """Whether the checker accepts the expected output within its limits."""
+        return (await self._check(problem, tests, case, tests.cases[case][1])).status == "ok"
 
     # --- Calls of functions
 
@@ -198,14 +212,12 @@ class Judge:
         if "died" in result:
             return Outcome(_program_status(result["died"]))
         try:
-            answer = json.loads(result["answer"])
-            if "value" in answer:
-                return Outcome(
-                    "passed" if same_value(decode(answer["value"]), expected, tests.float_tolerance) else "wrong"
-                )
-            return Outcome("runtime_error", _last_line(f"{answer['raised']}: {answer['message']}"))
-        except DECODE_ERRORS:
-            return Outcome("runtime_error", "the result is nested too deeply, or was not written by the harness")
+            answer = read_answer(result["answer"])
+            if answer.kind == "raised":
+                return Outcome("runtime_error", _last_line(answer.content))
+            return Outcome("passed" if same_value(answer.content, expected, tests.float_tolerance) else "wrong")
+        except (ForgedAnswerError, RecursionError) as error:
+            return Outcome("runtime_error", str(error))
 
     async def _answer(self, program: str, problem: CodeProblem, requests: Sequence[str]) -> _Answers:
         """Load the program in a new process and make the calls. Answers at least one of them, not always all."""
@@ -280,9 +292,12 @@ class Judge:
             "stop_at_first_failure": stop_at_first_failure,
         }
         result = await self._run(problem, JUDGE_TESTS, json.dumps(job), trusted=True)
-        lines = [json.loads(line) for line in result.stdout.split("\n")[:-1]]
-        outcomes = [Outcome(_program_status(line["verdict"])) for line in lines if "verdict" in line]
-        end = lines[-1] if lines and "verdict" not in lines[-1] else None
+        try:
+            lines = [json.loads(line) for line in result.stdout.split("\n")[:-1]]
+            outcomes = [Outcome(_program_status(line["verdict"])) for line in lines if "verdict" in line]
+            end = lines[-1] if lines and "verdict" not in lines[-1] else None
+        except (ValueError, TypeError, RecursionError):
+            return [Outcome("runtime_error", "what the program returned has broken its tests")], []
         if end is None:
             # Results of the functions must be the cause: the tests have run without them before.
             if result.status not in ("timeout", "memory", "output"):
@@ -315,6 +330,10 @@ def _program_status(status: str) -> TestStatus:
         case "passed" | "wrong" | "timeout" | "memory" | "output" | "runtime_error":
             return status
     raise _SandboxFailureError(f"unknown status {status!r}")
+
+
+def _refused(checked: ExecResult) -> bool:
+    return checked.status == "runtime_error" and checked.exit == 1
 
 
 def _last_line(text: str, limit: int = 200) -> str:

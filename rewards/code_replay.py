@@ -86,7 +86,7 @@ def decode(data: object) -> object:
     """The inverse of `encode`.
 
     Raises:
-        ValueError, TypeError, LookupError, AttributeError, RecursionError: `data` was not made by `encode`.
+        DECODE_ERRORS: `data` was not made by `encode`.
     """
     if isinstance(data, list):
         return [decode(item) for item in data]
@@ -110,7 +110,7 @@ def decode(data: object) -> object:
     )
 
 
-DECODE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+DECODE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What reading an answer may raise if the program has written it instead of the harness."""
 
 

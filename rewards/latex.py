@@ -22,6 +22,9 @@ from typing import Any
 from cookbook.core.errors import ConfigError, DataError, RewardError
 from cookbook.core.examples import Example
 from cookbook.core.rollouts import Completion, RewardResult
+from rewards.final_part import final_part
+from rewards.latex_text import Reading, UnreadableError, find_answer, pairs, read_answer, same_exactly
+from rewards.latex_worker import last_box
 from rewards.validation import expect_score
 
 WORKER = Path(__file__).with_name("latex_worker.py")
@@ -36,6 +39,10 @@ class _WorkerTimeoutError(Exception):
 
 class _WorkerDiedError(Exception):
     """The worker exited during a request."""
+
+
+class _SlowGoldError(RewardError):
+    """The gold answer could not be read in time."""
 
 
 class _Worker:
@@ -113,18 +120,20 @@ class _Worker:
 class MathVerify:
     """1.0 if the completion's answer is mathematically equal to `example.answer`, else 0.0.
 
-    The answer is the content of the last `\\boxed{...}`, or without one the last LaTeX expression or number that
-    math-verify finds. The gold answer is LaTeX, with or without `$...$` or `\\boxed{...}`.
+    The answer is the content of the last `\\boxed{...}` in the final part of the completion (`rewards.final_part`), or
+    without one the last formula or expression of numbers (`rewards.latex_text.find_answer`). The gold answer is LaTeX,
+    with or without `$...$` or `\\boxed{...}`. docs/rewards.md says how percent, ratios, times and bases compare.
 
-    Status: correct, wrong, or malformed if there is no expression. An answer that takes longer than `timeout_s` seconds
-    would do so again, so it is malformed too (`metrics["timeout"]` is 1.0). An answer that needs more than `memory_mb`
-    (limited only on Linux) is malformed or wrong. A worker that dies is an infrastructure error.
+    Status: correct, wrong, or malformed if there is no expression or it cannot be read as a whole. An answer that takes
+    longer than `timeout_s` seconds would do so again, so it is malformed too (`metrics["timeout"]` is 1.0). An answer
+    that needs more than `memory_mb` (limited only on Linux) is malformed or wrong. A worker that dies is an
+    infrastructure error.
 
     At most `workers` processes run at the same time; waiting for a free one does not count towards `timeout_s`.
 
     Raises:
         ConfigError: math-verify is not installed, or a setting is out of range.
-        DataError: the gold answer is not a mathematical expression.
+        DataError: the gold answer is not a mathematical expression, or cannot be read as a whole.
         RewardError: a worker died, could not start, or could not read the gold answer in time.
     """
 
@@ -143,21 +152,25 @@ class MathVerify:
         self._finalizer = weakref.finalize(self, _kill_all, self._workers)
 
     def __call__(self, completion: Completion, example: Example) -> RewardResult:
+        gold = self._gold(example)
+        answer = _answer(completion.text)
+        if answer is None:
+            return RewardResult(0.0, "malformed")
+        same = same_exactly(gold, answer)
+        if same is not None:
+            return RewardResult(float(same), "correct" if same else "wrong")
         with self._idle_worker() as worker:
             try:
-                worker.send({"gold": example.answer, "text": completion.text, "timeout_s": self._timeout_s})
-                gold = worker.receive(self._timeout_s)
+                worker.send({"pairs": pairs(gold, answer), "timeout_s": self._timeout_s})
+                parsed = worker.receive(self._timeout_s)
             except _WorkerTimeoutError as error:
-                raise RewardError(
+                raise _SlowGoldError(
                     f"rewards.latex.MathVerify: the gold answer of {example.id} took over {self._timeout_s:g} s"
                 ) from error
             except _WorkerDiedError as error:
                 raise RewardError("rewards.latex.MathVerify: the worker process died on a gold answer") from error
-            if not gold["parsed"]:
-                raise DataError(
-                    f"rewards.latex.MathVerify: the gold answer {example.answer[:80]!r} of {example.id} is not a "
-                    "mathematical expression; fix the dataset"
-                )
+            if not parsed["parsed"]:
+                raise DataError(_unreadable(example, "it is not a mathematical expression"))
             try:
                 verdict = worker.receive(self._timeout_s)
             except _WorkerTimeoutError:
@@ -165,6 +178,13 @@ class MathVerify:
             except _WorkerDiedError as error:
                 raise RewardError("rewards.latex.MathVerify: the worker process died on a completion") from error
         return RewardResult(float(verdict["status"] == "correct"), verdict["status"])
+
+    def _gold(self, example: Example) -> Reading:
+        box = last_box(example.answer)
+        try:
+            return read_answer(example.answer if box is None else box)
+        except UnreadableError as error:
+            raise DataError(_unreadable(example, str(error))) from error
 
     @contextmanager
     def _idle_worker(self) -> Iterator[_Worker]:
@@ -178,11 +198,36 @@ class MathVerify:
         """End the worker processes. Called automatically when the reward is collected or Python exits."""
         self._finalizer()
 
+    def check_gold(self, example: Example) -> None:
+        """Check that the gold answer can be read. Raises DataError."""
+        try:
+            self(Completion("\\boxed{0}", "eos", num_tokens=0), example)
+        except _SlowGoldError as error:
+            raise DataError(str(error)) from error
+
     def validate(self, examples: Iterable[Example]) -> None:
         """Check that each gold answer, boxed, scores 1, and the same plus one scores 0. Raises DataError."""
         for example in examples:
             expect_score(self, f"\\boxed{{{example.answer}}}", example, 1.0)
             expect_score(self, f"\\boxed{{{example.answer} + 1}}", example, 0.0)
+
+
+def _answer(text: str) -> Reading | None:
+    final = final_part(text)
+    answer = None if final is None else find_answer(final)
+    if answer is None:
+        return None
+    try:
+        return read_answer(answer)
+    except UnreadableError:
+        return None
+
+
+def _unreadable(example: Example, reason: str) -> str:
+    return (
+        f"rewards.latex.MathVerify: the gold answer {example.answer[:80]!r} of {example.id} cannot be judged: "
+        f"{reason}; fix the dataset, or remove the example"
+    )
 
 
 def _kill_all(workers: list[_Worker]) -> None:

@@ -1,8 +1,8 @@
 """The worker process of rewards.latex: reads requests, one per line, from stdin and writes messages to stdout.
 
-    -> {"gold": str, "text": str, "timeout_s": float}
+    -> {"pairs": [[gold, answer], ...], "timeout_s": float}    LaTeX without boxes; one equal pair is enough
     <- {"parsed": bool}                                 whether the gold answer is an expression; if not, it is the last
-    <- {"status": "correct" | "wrong" | "malformed"}    the status of the text
+    <- {"status": "correct" | "wrong" | "malformed"}    the status of the answer
 
 The very first message is {"error": str | null}, after the import of math-verify.
 Run as a script: python -P latex_worker.py MEMORY_MB
@@ -35,11 +35,6 @@ def last_box(text: str) -> str | None:
     return ""
 
 
-def boxed(answer: str) -> str:
-    """A gold answer as LaTeX that math-verify recognises."""
-    return answer if BOX in answer or "$" in answer else f"{BOX}{answer}}}"
-
-
 def main() -> None:
     # What a library prints must not get between the messages.
     messages = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
@@ -50,7 +45,7 @@ def main() -> None:
         messages.flush()
 
     try:
-        from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+        from math_verify import LatexExtractionConfig, parse, verify
     except ImportError as error:
         reply(error=str(error))
         return
@@ -59,29 +54,31 @@ def main() -> None:
         limit = int(sys.argv[1]) * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
-    extraction = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
+    extraction = [LatexExtractionConfig(boxed_match_priority=0)]
 
-    def expressions(text: str) -> list[Any]:
+    def expressions(latex: str) -> list[Any]:
         # Without its own time limit: the parent kills this process.
         no_limit: Any = None
-        return parse(text, extraction, fallback_mode="no_fallback", parsing_timeout=no_limit)
+        return parse(f"{BOX}{latex}}}", extraction, fallback_mode="no_fallback", parsing_timeout=no_limit)
 
-    def judge(gold: list[Any], text: str) -> str:
-        box = last_box(text)
-        answer = expressions(text if box is None else f"{BOX}{box}}}")
-        if not answer:
-            return "malformed"
-        return "correct" if verify(gold, answer, timeout_seconds=None) else "wrong"
+    def judge(golds: list[list[Any]], answers: list[str]) -> str:
+        status = "malformed"
+        for gold, latex in zip(golds, answers, strict=True):
+            answer = expressions(latex)
+            if answer and gold and verify(gold, answer, timeout_seconds=None):
+                return "correct"
+            status = "wrong" if answer else status
+        return status
 
     reply(error=None)
     for line in sys.stdin.buffer:
         request = json.loads(line)
         # If the parent dies, the kernel ends this process: without a handler, nothing can delay that.
         signal.setitimer(signal.ITIMER_REAL, 2 * request["timeout_s"] + 10)
-        gold = expressions(boxed(request["gold"]))
-        reply(parsed=bool(gold))
-        if gold:
-            reply(status=judge(gold, request["text"]))
+        golds = [expressions(gold) for gold, _ in request["pairs"]]
+        reply(parsed=bool(golds[0]))
+        if golds[0]:
+            reply(status=judge(golds, [answer for _, answer in request["pairs"]]))
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 

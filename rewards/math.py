@@ -13,13 +13,15 @@ from cookbook.core.errors import DataError
 from cookbook.core.examples import Example
 from cookbook.core.numbers import ANSWER_MARKER, extract_answer, normalize_number
 from cookbook.core.rollouts import Completion, RewardResult
+from rewards.final_part import final_part
 from rewards.validation import expect_score
 
 
 class GSM8K:
     """1.0 if the number after the last `####` equals `example.answer`, else 0.0 (Cobbe et al. 2021, arXiv:2110.14168).
 
-    Status: correct, wrong, or malformed if no number follows the last `####`. This holds for truncated completions too.
+    Only the final part of a completion counts (`rewards.final_part`). Status: correct, wrong, or malformed if no number
+    follows the last `####`. This holds for truncated completions too.
 
     Raises:
         DataError: `example.answer` is not a number.
@@ -27,7 +29,8 @@ class GSM8K:
 
     def __call__(self, completion: Completion, example: Example) -> RewardResult:
         gold = self._gold(example)
-        answer = extract_answer(completion.text)
+        final = final_part(completion.text)
+        answer = None if final is None else extract_answer(final)
         if answer is None:
             return RewardResult(0.0, "malformed")
         return RewardResult(1.0, "correct") if answer == gold else RewardResult(0.0, "wrong")

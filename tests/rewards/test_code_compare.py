@@ -1,6 +1,8 @@
+import json
+
 import pytest
 
-from rewards.code_compare import same_output, same_value
+from rewards.code_compare import read_answer, same_output, same_value
 from rewards.code_replay import NotPlain, decode, encode
 
 
@@ -57,7 +59,8 @@ def test_outputs(output, expected, tolerance, same):
     ],
 )
 def test_values(value, expected, tolerance, same):
-    assert same_value(value, expected, tolerance) is same
+    sent = read_answer(json.dumps({"value": encode(value)})).content
+    assert same_value(sent, expected, tolerance) is same
 
 
 VALUES = [
