@@ -22,7 +22,8 @@ _CLOSING = {"\\(": "\\)", "\\[": "\\]", "(": ")"}
 
 _LEAD = re.compile(
     rf"""
-    (?P<skip>(?:[\s*_`$€£¥₹]|\\[$]|\\displaystyle(?![a-zA-Z])|{_LATEX_SPACE})++)   # white space, markdown emphasis, currency
+    # white space, markdown emphasis, currency
+    (?P<skip>(?:[\s*_`$€£¥₹]|\\[$]|\\displaystyle(?![a-zA-Z])|{_LATEX_SPACE})++)
   | (?P<open>\\[(\[]|[({{]|{_COMMAND})
     """,
     re.VERBOSE,
@@ -223,10 +224,11 @@ def keeps_number(word: str) -> bool:
     if len(word) == 1:
         return word in _UNIT_LETTERS or (not word.isascii() and _is_plain(word))
     parts = word.casefold().replace("\u2019", "'").replace("'", "-").split("-")
-    return all(
-        part not in _NOT_UNITS and part.removesuffix("s") not in _NOT_UNITS and not part.startswith(_SCALES)
-        for part in parts
-    ) and all(character.isascii() or _is_plain(character) for character in word)
+    return (
+        any(len(part) > 1 for part in parts)
+        and not any(part.removesuffix("s") in _NOT_UNITS or part.startswith(_SCALES) for part in parts)
+        and all(character.isascii() or _is_plain(character) for character in word)
+    )
 
 
 def _is_plain(letter: str) -> bool:
