@@ -91,7 +91,7 @@ _NOT_UNITS = frozenset(
         "eighty",
         "ninety",
         "half",
-        "halves",
+        "halve",
         "quarter",
         "third",
         "fourth",

@@ -117,7 +117,7 @@ def test_a_sweep_in_other_processes_finds_them_too(project: Path, capsys: pytest
         (["recipe=sums_grpo", "loss.ceilling=1"], ["did you mean loss.ceiling?"]),
         (["recipe=sums_grpo", "+loss.ceilling=1"], ["loss.ceilling", "did you mean ceiling?"]),
         (["recipe=chat_sft", "dataset=sums"], ["dataset=sums: holds prompts", "chat_sft"]),
-        (["recipe=preference_dpo", "loss=unsure"], ["loss=unsure: is a custom loss"]),
+        (["recipe=preference_dpo", "loss=unsure"], ["my_losses.unsure raised KeyError: 'advantages'", "my_losses.py:"]),
         (["recipe=sums_grpo", "--config-dir", "cnof"], ["--config-dir cnof", "did you mean conf?"]),
     ],
     ids=lambda value: " ".join(value) if any("=" in part for part in value) and "mean" not in value[0] else None,
