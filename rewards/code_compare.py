@@ -133,9 +133,9 @@ def _plain(key: object) -> object:
     """A key as JSON. What JSON lacks, other than tuples, becomes text that no expected key has."""
     if isinstance(key, Tagged) and key.kind == "int":
         return _large_int(key.content, 0.0)
-    if isinstance(key, Tagged):
-        return [_plain(item) for item in key.content] if key.kind == "tuple" else repr(key)
-    return [_plain(item) for item in key] if isinstance(key, list | tuple) else key
+    if isinstance(key, Tagged) and key.kind == "tuple" and isinstance(key.content, list):
+        return [_plain(item) for item in key.content]
+    return key if key is None or isinstance(key, int | float | str) else repr(key)
 
 
 def _large_int(digits: object, expected: object) -> int | None:

@@ -5,6 +5,7 @@ All of it takes time linear in the text. docs/rewards.md lists what is read as w
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -175,6 +176,7 @@ def _small_to_latex(match: re.Match[str]) -> str:
     return f"_{{{match[0].translate(_SUBSCRIPTS)}}}"
 
 
+@functools.cache
 def _plain_character(character: str) -> str:
     if character in _CHARACTERS:
         return _CHARACTERS[character]

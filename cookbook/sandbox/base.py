@@ -10,7 +10,12 @@ Language = Literal["python", "cpp", "java", "go", "rust", "javascript"]
 
 ExecStatus = Literal["ok", "runtime_error", "timeout", "memory", "output", "compile_error", "infrastructure_error"]
 """How a run ended. "ok" is exit status 0 and "runtime_error" any other exit of the program; "timeout", "memory" and
-"output" name the limit that it exceeded. "infrastructure_error" says nothing about the program: the sandbox failed."""
+"output" name the limit that it exceeded. "infrastructure_error" says nothing about the program: the sandbox failed, or
+it has no compiler or interpreter for the language."""
+
+NOT_STARTED = frozenset({126, 127})
+"""Exit statuses by which a shell says that it could not execute a command or did not find it. A program may exit with
+them too; a compiler does not."""
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from cookbook.sandbox.base import Limits
+from cookbook.sandbox.base import NOT_STARTED, Limits
 from cookbook.sandbox.protocol import ARTIFACT
-from cookbook.sandbox.worker import Outcome, Worker, memory_file
+from cookbook.sandbox.worker import Outcome, Worker, WorkerError, memory_file
 
 COMPILER = "g++"
 SOURCE_NAME = "main.cpp"
 _ARGUMENTS = (COMPILER, "-O2", "-std=c++17", "-pipe", "-o", ARTIFACT, SOURCE_NAME)
+_CANNOT_EXECUTE = re.compile(
+    rb"g\+\+: fatal error: cannot execute [^:\n]++: [a-z]++: [^:\n]++\ncompilation terminated\.\n"
+)
 _CACHE_BYTES = 256 << 20
 _CACHE_FILES = 128
 _MEMORY_MB = 2048
@@ -27,7 +31,18 @@ def compile(worker: Worker, code: str, limits: Limits, target: int) -> Outcome:
     """Compile `code` into the open file `target` in a worker, with limits that suit a compiler."""
     seconds = limits.compile_s
     within = Limits(wall_s=seconds, cpu_s=seconds, memory_mb=_MEMORY_MB, processes=16, file_mb=_FILE_MB, output_kb=256)
-    return worker.run({SOURCE_NAME: code}, "", within, arguments=_ARGUMENTS, artifact=target)
+    outcome = worker.run({SOURCE_NAME: code}, "", within, arguments=_ARGUMENTS, artifact=target)
+    if outcome.exit in NOT_STARTED or _misses_a_part(outcome):
+        raise WorkerError(f"{COMPILER} does not work: {outcome.stderr[-200:].decode(errors='replace').strip()}")
+    return outcome
+
+
+def _misses_a_part(outcome: Outcome) -> bool:
+    """Whether the compiler could not start one of its own programs (cc1plus, as, ld).
+
+    The message must be exactly that: a `#line` directive can put any text before a message about the source.
+    """
+    return outcome.exit == 1 and _CANNOT_EXECUTE.fullmatch(outcome.stderr) is not None
 
 
 class Binary:

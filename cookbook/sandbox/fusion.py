@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from cookbook.core.errors import ConfigError
 from cookbook.core.notices import notice
-from cookbook.sandbox.base import ExecResult, Language, Limits
+from cookbook.sandbox.base import NOT_STARTED, ExecResult, Language, Limits
 from cookbook.sandbox.fusion_protocol import (
     COMPILED,
     LARGEST_ANSWER_BYTES,
@@ -221,7 +221,10 @@ class FusionSandbox:
         attempt = 0
         while True:
             try:
-                return self._attempt(call, body, timeout_s, limits)
+                result = self._attempt(call, body, timeout_s, limits)
+                if result.exit in NOT_STARTED:
+                    self._check_interpreter(call, language)
+                return result
             except SandboxFailedError as error:
                 if call.abandoned.is_set():
                     raise SandboxFailedError("the run was abandoned", retry=False) from error
@@ -243,6 +246,18 @@ class FusionSandbox:
             retry = status == 429 or status >= 500
             raise SandboxFailedError(f"HTTP {status}: {answer[:LONGEST_REASON].decode(errors='replace')}", retry=retry)
         return read_answer(answer, limits)
+
+    def _check_interpreter(self, call: _Call, language: Language) -> None:
+        """For a run with an exit status of `NOT_STARTED`, which a program may have chosen: the language must still run.
+
+        Raises SandboxFailedError if it does not.
+        """
+        body = request_body(HELLO.get(language, ECHO), language, "hello", {}, PROBE_LIMITS, self._limit_memory)
+        result = self._attempt(call, body, PROBE_LIMITS.wall_s + PROBE_LIMITS.compile_s + self._margin_s, PROBE_LIMITS)
+        if (result.status, result.stdout.strip()) != ("ok", "hello"):
+            raise SandboxFailedError(
+                f"{language} does not run: exit status {result.exit}: {_one_line(result.stderr)[-200:]}"
+            )
 
     def _probe_python(self, runs: int) -> None:
         """Run `runs` programs at once, each with its own stdin, which it echoes or ignores. Retries would hide a race.

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cookbook.sandbox.base import ExecResult, ExecStatus, Language, Limits
+from cookbook.sandbox.base import NOT_STARTED, ExecResult, ExecStatus, Language, Limits
 
 SERVER_LANGUAGE: Mapping[Language, str] = {
     "python": "python",
@@ -111,6 +111,9 @@ def _compile_error(compiled: Mapping[str, Any], limits: Limits) -> ExecResult:
     exit_status = _exit_status(compiled)
     if exit_status == 0:
         raise ValueError("compiled, but did not run")
+    if exit_status in NOT_STARTED:
+        reason = f"no compiler: exit status {exit_status}: {str(compiled['stderr'])[:200].strip()}"
+        raise SandboxFailedError(reason, retry=False)
     stdout, _ = _cut(compiled["stdout"], limits)
     stderr, _ = _cut(compiled["stderr"], limits)
     if exit_status is None:

@@ -90,7 +90,8 @@ class Program:
             source = os.open(ARTIFACT, os.O_RDONLY)
             while os.sendfile(self.artifact, source, None, 1 << 24):
                 pass
-        os._exit(0 if status == 0 else 1)
+        code = os.waitstatus_to_exitcode(status)
+        os._exit(code if code >= 0 else 1)
 
 
 def _interpret(path: str, source: bytes, main: ModuleType) -> NoReturn:

@@ -161,6 +161,50 @@ def test_checker(sandbox, output, status):
     assert judged(sandbox, f"print({output!r})", problem).status == status
 
 
+FRAGILE = """
+import sys
+k = int(open("output.txt").read().split()[0])
+sums = [0] * (k + 1)
+sys.exit(0 if k == 3 else 1)
+"""
+
+
+@pytest.mark.parametrize("output", ["10**10", "'x'", "''", "-5", "10**8 * 2"])
+def test_a_checker_that_fails_on_what_a_program_prints_refuses_it(sandbox, output):
+    problem = CodeProblem(StdinTests((("3", "3"),), checker=FRAGILE))
+    result = judged(sandbox, f"print({output})", problem)
+    assert (result.value, result.status) == (0.0, "wrong")
+    assert judged(sandbox, "print(3)", problem).status == "correct"
+
+
+def test_a_checker_that_never_ends_on_an_output_refuses_it(sandbox):
+    checker = "import sys\nwhile int(open('output.txt').read()) != 3: pass"
+    problem = CodeProblem(StdinTests((("3", "3"),), checker=checker), time_limit_s=0.1)
+    result = judged(sandbox, "print(4)", problem, wall_factor=3.0)
+    assert (result.value, result.status) == (0.0, "wrong")
+    assert "the checker ended with timeout" in result.details["message"]
+
+
+def test_a_checker_that_fails_on_the_expected_output_is_an_error_found_once():
+    checker = "raise SystemExit(3)"
+
+    class Counting(Scripted):
+        checks = 0
+
+        async def run(self, code, language, stdin="", files=None, limits=None) -> ExecResult:
+            self.checks += bool(files)
+            status, exit_status = ("runtime_error", 3) if code == checker else ("ok", 0)
+            return ExecResult(status, "4\n", "", exit_status, 0.0, 0.0, 0.0)
+
+    box = Counting("ok")
+    reward = CodeReward(sandbox=box)
+    problem = CodeProblem(StdinTests((("3", "3"),), checker=checker))
+    for program, checks in (("print(4)", 2), ("print(5)", 3)):
+        result = score(reward, program, problem)
+        assert result.status == "error" and "does not accept the expected output" in result.details["message"]
+        assert box.checks == checks
+
+
 # --- Assertions by replay
 
 CHECK = '''

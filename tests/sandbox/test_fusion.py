@@ -308,7 +308,7 @@ def test_a_language_that_the_server_lacks_is_not_offered(server: StandIn, connec
     sandbox = connect()
     assert sandbox.languages == {"python", "cpp", "java", "rust", "javascript"}
     with pytest.raises(
-        ConfigError, match=r"does not run go: its probe ended with compile_error: .*go: command not found"
+        ConfigError, match=r"does not run go: its probe failed: .*go: command not found"
     ):
         run(sandbox, language="go")
     assert not server.requests
