@@ -307,9 +307,7 @@ def test_a_language_that_the_server_lacks_is_not_offered(server: StandIn, connec
     )
     sandbox = connect()
     assert sandbox.languages == {"python", "cpp", "java", "rust", "javascript"}
-    with pytest.raises(
-        ConfigError, match=r"does not run go: its probe failed: .*go: command not found"
-    ):
+    with pytest.raises(ConfigError, match=r"does not run go: its probe failed: .*go: command not found"):
         run(sandbox, language="go")
     assert not server.requests
     assert server.url in sandbox.isolation
