@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from cookbook.cli.environment import write_environment
 from cookbook.core.errors import CheckpointError, ConfigError
 from cookbook.core.suggest import did_you_mean
 from cookbook.loops.config import RunConfig
+from cookbook.loops.run import check_steps
 from cookbook.tracking.checkpoints import CONFIG_FILE, CheckpointLog
 from cookbook.tracking.lock import holder, locked
 from cookbook.tracking.records import read_lines
@@ -87,22 +88,23 @@ def held(folder: Path, new: bool) -> Iterator[Path]:
     Raises:
         CheckpointError: another process works there, or the folder cannot be written.
     """
-    with _writable(folder):
-        made = [place for place in (folder, *folder.parents) if not place.exists()]
-        if new:
-            folder = _made_anew(folder)
-            made = [folder, *(place for place in made if place in folder.parents)]
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-        lock = locked(folder)
-        lock.__enter__()
-    try:
+    with ExitStack() as stack:
+        with _writable(folder):
+            made = [place for place in (folder, *folder.parents) if not place.exists()]
+            if new:
+                folder = _made_anew(folder)
+                made = [folder, *(place for place in made if place in folder.parents)]
+            else:
+                folder.mkdir(parents=True, exist_ok=True)
+            stack.callback(_remove_empty, made)  # after the lock, which is a file in the folder
+            stack.enter_context(locked(folder))
         yield folder
-    finally:
-        lock.__exit__(None, None, None)
-        with suppress(OSError):  # it holds something
-            for place in made:
-                place.rmdir()
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    with suppress(OSError):  # it holds something
+        for folder in folders:
+            folder.rmdir()
 
 
 @contextmanager
@@ -203,11 +205,8 @@ def claim(config: RunConfig) -> None:
         check_unchanged(config)
         checkpoint = CheckpointLog(folder).latest()
         steps = getattr(config.loop, "steps", None)
-        if checkpoint is not None and steps is not None and steps < checkpoint.next_step:
-            raise CheckpointError(
-                f"loop.steps={steps}: the run in {folder} has already taken {checkpoint.next_step} steps; ask for at "
-                "least as many, or choose another run_dir"
-            )
+        if checkpoint is not None and steps is not None:
+            check_steps(steps, checkpoint.next_step, config.run_dir)
     with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # First: an older summary must not stand beside a configuration with more steps.
