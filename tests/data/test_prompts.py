@@ -189,6 +189,7 @@ def test_prompts_options_do_not_change_what_is_held_out(tmp_path: Path):
         ),
         ({"question": None, "answer": "#### 1"}, r"train.jsonl:3: empty column: 'question' is None; it must be text"),
         ({"question": " ", "answer": "#### 1"}, r"train.jsonl:3: empty column: 'question' is ' '"),
+        ({"question": "q", "answer": {"a": 1}}, r"train.jsonl:3: not text: 'answer' is "),
         (
             {"question": "x", "answer": "forty-two"},
             r"train.jsonl:3: no gold answer: column 'answer' ends with 'forty-two'",

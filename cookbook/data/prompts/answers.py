@@ -153,6 +153,8 @@ def _text(row: Mapping[str, Any], column: str) -> str:
     if column not in row:
         raise BadRow("missing columns", f"no {column!r}; the row has {', '.join(map(repr, row)) or 'none'}")
     value = row[column]
-    if not isinstance(value, str | int | float) or not str(value).strip():
+    if value is None or not str(value).strip():
         raise BadRow("empty column", f"{column!r} is {value!r:.60}; it must be text that is not empty")
+    if not isinstance(value, str | int | float):
+        raise BadRow("not text", f"{column!r} is {value!r:.60}; it must be text that is not empty")
     return str(value)
